@@ -1,0 +1,1 @@
+"""Geometry: boxes of global tensors, views of local storage, shardings. Pure."""

@@ -1,0 +1,1 @@
+"""Plans: who sends which region to whom, with a certificate. Pure."""
