@@ -8,6 +8,7 @@ Keys on the board, under `scope(engine, epoch)`:
     specs                 trainer rank 0   tuple[TensorSpec, ...]: the canonical tensors
     hello/<engine rank>   engine           EngineHello
     layout/<group rank>   every rank       LayoutReport
+    world                 trainer rank 0   joining.World: all reports, merged
     digest/...            every rank       agreement on the plan's digest
     group/...             every rank       rendezvous of the private process group
     fault                 first writer     Fault: the culprit of the first failure
@@ -118,6 +119,8 @@ class EngineHello(msgspec.Struct, frozen=True):
         detail: why, where the state is not `ready`.
         run_id: of the session it is in, or empty.
         version: the policy version that it serves, or None.
+        update_active: whether vLLM's own update session is open (a trainer died between start and
+            finish); it must be finished before the next start.
     """
 
     rank: int
@@ -130,6 +133,7 @@ class EngineHello(msgspec.Struct, frozen=True):
     detail: str = ""
     run_id: str = ""
     version: int | None = None
+    update_active: bool = False
 
 
 class ClassBytes(msgspec.Struct, frozen=True):
