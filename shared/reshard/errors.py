@@ -45,7 +45,7 @@ class PeerError(ReshardError):
 
 
 class EngineError(ReshardError):
-    """An engine that cannot be refitted: unreachable, without the flag, taken, fenced, or failed."""
+    """An engine that cannot be refitted: unreachable, flagless, taken, fenced, or failed."""
 
 
 class RecordingError(ReshardError):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from reshard.agreement import agree
+from reshard.agreement import gather
 from reshard.board import BoardClient, Deadline
-from reshard.errors import PlanError
+from reshard.errors import DigestMismatch, PlanError
 from reshard.ids import GroupRank
 from reshard.layout.holding import RankLayout
 from reshard.plan import TransferPlan, make_plan
@@ -67,6 +67,7 @@ def join(
 
     Raises:
         PlanError: some rank has faults, or the layouts cannot be joined; the same text everywhere.
+        DigestMismatch: ranks built different plans.
         PeerError: another rank failed.
         DeadlineExceeded: names the ranks that did not report.
     """
@@ -83,8 +84,22 @@ def join(
             world.faults,
         )
     plan = make_plan(world.layouts[: session.trainer_size], world.layouts[session.trainer_size :])
-    agree(board, f"{prefix}/digest/{plan.digest}", rank, ranks, None, deadline)
+    _agree_on_digest(board, session, rank, plan.digest, deadline)
     return Joined(plan, world)
+
+
+def _agree_on_digest(
+    board: BoardClient, session: ConnectInfo, rank: GroupRank, digest: str, deadline: Deadline
+) -> None:
+    ranks = range(session.trainer_size + session.engine_size)
+    prefix = scope(session.engine, session.epoch)
+    digests = gather(board, f"{prefix}/digest", rank, ranks, digest.encode(), deadline)
+    if len(set(digests.values())) > 1:
+        raise DigestMismatch(
+            "ranks built different plans from the same layouts; nothing was sent. Do all processes "
+            "run the same version of reshard?",
+            (f"{_who(session, r)}: {raw.decode()}" for r, raw in sorted(digests.items())),
+        )
 
 
 def _merge(

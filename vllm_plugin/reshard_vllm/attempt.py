@@ -1,0 +1,138 @@
+"""One refit on one engine rank: bytes arrive on a thread, commit happens on the worker's.
+
+Invariant: the live weights are of one version, or the fence is up. The fence goes up before the
+first write to live storage and comes down after the last one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from reshard.agreement import gather
+from reshard.board import Deadline
+from reshard.transport.exchange import Exchange
+
+from reshard.errors import ReshardError
+from reshard.layout.region import Region
+from reshard.plan import Move
+from reshard.session import RankResult, ReceiveInfo, attempt_scope
+from reshard.wire import decode, encode
+from reshard_vllm.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+
+class Attempt:
+    """Receives one version in the background; `commit` makes it live.
+
+    Attributes:
+        info: which run, epoch, attempt and version.
+        commit_seconds: by step of the commit.
+    """
+
+    def __init__(
+        self, session: Membership, info: ReceiveInfo, raise_fence: Callable[[str], None]
+    ) -> None:
+        if session.joined is None or session.installer is None or session.group is None:
+            raise ReshardError(f"epoch {info.epoch} was never joined; connect again")
+        self.info = info
+        self.commit_seconds: dict[str, float] = {}
+        self._session = session
+        self._installer = session.installer
+        self._raise_fence = raise_fence
+        self._deadline = Deadline.after(session.info.deadline_seconds)
+        self._received = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"reshard-receive-v{info.version}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start receiving; returns at once."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait for the thread (its waits have deadlines) and forget what it received.
+
+        Raises:
+            ReshardError: it does not end; its buffers may still be written.
+        """
+        self._thread.join(self._session.info.deadline_seconds)
+        if self._thread.is_alive():
+            raise ReshardError(
+                f"attempt {self.info.attempt} of version {self.info.version} still runs after "
+                f"{self._session.info.deadline_seconds:g} s; restart the engine"
+            )
+        self._installer.abandon()
+
+    def commit(self) -> str:
+        """Make the received version live on this rank; the error text, or empty."""
+        self._thread.join(max(0.0, self._deadline.remaining()))
+        if not self._received:
+            return f"version {self.info.version} has not arrived whole"
+        self._raise_fence(self._torn_text())
+        start = time.perf_counter()
+        try:
+            self._installer.commit()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        self.commit_seconds["commit"] = time.perf_counter() - start
+        return ""
+
+    def _torn_text(self) -> str:
+        return (
+            f"the install of version {self.info.version} did not finish; the weights may be of two "
+            "versions until a full refit succeeds"
+        )
+
+    def _run(self) -> None:
+        session = self._session
+        assert session.joined is not None
+        prefix = attempt_scope(session.info.engine, session.info.epoch, self.info.attempt)
+        ranks = range(session.info.trainer_size + session.info.engine_size)
+        result = self._receive()
+        try:
+            answers = gather(
+                session.board,
+                f"{prefix}/received",
+                session.rank,
+                ranks,
+                encode(result),
+                self._deadline,
+            )
+        except ReshardError:
+            # The trainer sees the same failure and does not ask for a commit.
+            logger.exception("reshard: attempt %d was not received by all", self.info.attempt)
+            return
+        self._received = not any(decode(raw, RankResult).error for raw in answers.values())
+
+    def _receive(self) -> RankResult:
+        session = self._session
+        assert session.joined is not None
+        assert session.group is not None
+        try:
+            if self.info.plan_digest != session.joined.plan.digest:
+                held = session.joined.plan.digest
+                return RankResult(error=f"plan {held} here, {self.info.plan_digest} asked for")
+            self._installer.begin()
+            if session.info.install == "in_place":
+                self._raise_fence(self._torn_text())
+            exchange = Exchange(
+                session.group,
+                session.joined.plan.for_rank(session.rank),
+                read=_nothing_to_read,
+                write=self._places,
+                bucket_bytes=session.info.bucket_bytes,
+            )
+            report = exchange.run(self._deadline, self.info.attempt)
+        except Exception as error:
+            return RankResult(error=f"{type(error).__name__}: {error}")
+        return RankResult(seconds=dict(report.seconds), nbytes=sum(report.received_bytes.values()))
+
+    def _places(self, move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
+        return self._installer.write(move.name, move.wire_dtype, move.region)
+
+
+def _nothing_to_read(move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
+    raise ReshardError(f"an engine rank was asked to send {move.name}")

@@ -1,0 +1,150 @@
+"""This rank's membership in one session: introduce, describe, join, open the group.
+
+Not here: which sessions are admitted (`receiver.py`), one refit (`attempt.py`).
+"""
+
+import logging
+from typing import Literal
+
+from reshard.board import BoardClient, Deadline
+from reshard.transport.group import RefitGroup, open_group
+
+from reshard.errors import DeadlineExceeded, ReshardError
+from reshard.hosts import host_identity
+from reshard.ids import GroupRank
+from reshard.joining import Joined, join
+from reshard.layout.holding import RankLayout
+from reshard.session import (
+    ConnectInfo,
+    EngineHello,
+    Fault,
+    LayoutReport,
+    RankResult,
+    TensorSpec,
+    attempt_scope,
+    scope,
+)
+from reshard.wire import decode, encode
+from reshard_vllm.target import Installer, Target
+
+logger = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 3.0
+
+
+class Membership:
+    """One session of one engine rank.
+
+    Attributes:
+        info: the session, as the trainer announced it.
+        board: the run's control board.
+        rank: this process's group rank.
+        joined: the plan and the world; None until `join` succeeded.
+    """
+
+    def __init__(self, info: ConnectInfo, board: BoardClient, target: Target) -> None:
+        self.info = info
+        self.board = board
+        self.rank = GroupRank(info.trainer_size + target.rank)
+        self.joined: Joined | None = None
+        self.installer: Installer | None = None
+        self.group: RefitGroup | None = None
+        self._target = target
+        self._prefix = scope(info.engine, info.epoch)
+
+    def introduce(
+        self,
+        state: Literal["ready", "fenced", "asleep", "taken", "failed"],
+        detail: str,
+        version: int | None,
+        update_active: bool,
+    ) -> None:
+        """Put this rank's `EngineHello` on the board."""
+        target = self._target
+        hello = EngineHello(
+            rank=target.rank,
+            size=target.size,
+            host=host_identity(),
+            device=str(target.device),
+            versions=dict(target.versions),
+            model=target.model_name,
+            state=state,
+            detail=detail,
+            run_id=self.info.run_id,
+            version=version,
+            update_active=update_active,
+        )
+        self.board.put(f"{self._prefix}/hello/{target.rank}", encode(hello))
+
+    def join(self, deadline: Deadline) -> None:
+        """Describe this rank's needs, build the common plan, open the private group.
+
+        Raises:
+            ReshardError: as it stands on the board, too.
+        """
+        report = self._describe(deadline)
+        self.joined = join(self.board, self.info, self.rank, report, deadline)
+        try:
+            self.group = open_group(
+                self.board,
+                f"{self._prefix}/group",
+                self.rank,
+                self.info.trainer_size + self.info.engine_size,
+                self._target.device,
+                self.info.host,
+                deadline,
+            )
+        except ReshardError as error:
+            fault = Fault(rank=self.rank, phase="bootstrap", text=str(error))
+            self.board.put_first(f"{self._prefix}/fault", encode(fault))
+            raise
+
+    def _describe(self, deadline: Deadline) -> LayoutReport:
+        """What this rank needs; every failure becomes a fault that all ranks will show."""
+        if self._target.size != self.info.engine_size:
+            return LayoutReport(
+                layout=None,
+                faults=(
+                    f"this engine has {self._target.size} ranks, the trainer was told "
+                    f"{self.info.engine_size}",
+                ),
+            )
+        try:
+            raw = self.board.get(f"{self._prefix}/specs", deadline)
+            specs = decode(raw, tuple[TensorSpec, ...])
+            installer = self._target.installer(specs, self.info.install)
+        except ReshardError as error:
+            return LayoutReport(layout=None, faults=error.faults or (str(error),))
+        except Exception as error:
+            logger.exception("reshard: describing engine rank %d failed", self._target.rank)
+            return LayoutReport(layout=None, faults=(f"{type(error).__name__}: {error}",))
+        if installer.faults:
+            return LayoutReport(layout=None, faults=tuple(installer.faults))
+        self.installer = installer
+        return LayoutReport(
+            layout=RankLayout(self.rank, installer.needs()),
+            classes=installer.classes,
+            staging_bytes=installer.staging_bytes,
+            host=host_identity(),
+        )
+
+    def trainer_answers(self) -> bool:
+        """Whether the trainer that opened this session still serves its board."""
+        try:
+            self.board.peek(f"{self._prefix}/specs", Deadline.after(_PROBE_SECONDS))
+        except DeadlineExceeded:
+            return False
+        return True
+
+    def report_commit(self, attempt: int, error: str, seconds: dict[str, float]) -> None:
+        """Put the outcome of a commit on the board."""
+        prefix = attempt_scope(self.info.engine, self.info.epoch, attempt)
+        result = RankResult(error=error, seconds=seconds)
+        self.board.put(f"{prefix}/committed/{self.rank}", encode(result))
+
+    def close(self) -> None:
+        """Drop the group and the connection to the board."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+        self.board.close()

@@ -1,0 +1,90 @@
+"""A vLLM worker as the receiver's target.
+
+The layout is proven on first use, before any refit has touched the parameters, and the proof is
+kept for the life of the worker: later sessions with other trainers build on it.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+
+from reshard.ids import EngineRank
+from reshard.session import Install, TensorSpec
+from reshard_vllm.install import Installer, Proof, prove
+from reshard_vllm.recording import layout_of
+
+
+class VllmTarget:
+    """The rank of a vLLM engine whose worker holds `model`."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        self._config = vllm_config
+        self._device = device
+        self._model = model
+        self._proof: Proof | None = None
+        self._installers: dict[tuple[tuple[TensorSpec, ...], Install], Installer] = {}
+
+    @property
+    def rank(self) -> EngineRank:
+        """This rank within its engine, data-parallel replicas included."""
+        parallel = self._config.parallel_config
+        return EngineRank(parallel.data_parallel_index * parallel.world_size + parallel.rank)
+
+    @property
+    def size(self) -> int:
+        """Number of the engine's ranks."""
+        return int(self._config.parallel_config.world_size_across_dp)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return self._device
+
+    @property
+    def model_name(self) -> str:
+        """What the engine serves, for messages."""
+        return str(self._config.model_config.model)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the software that both sides should agree on."""
+        return {
+            "reshard": _version("reshard"),
+            "torch": torch.__version__,
+            "vllm": vllm.__version__,
+        }
+
+    def state(self) -> tuple[Literal["ready", "asleep"], str]:
+        """Whether weights can be received now."""
+        return "ready", ""
+
+    def installer(self, specs: Sequence[TensorSpec], install: Install) -> Installer:
+        """The installer for the trainer's tensors; recorded once per set of tensors.
+
+        Raises:
+            RecordingError: the loader cannot be recorded, or its layout cannot be proven.
+        """
+        key = (tuple(specs), install)
+        if key not in self._installers:
+            if self._proof is None:
+                self._proof = prove(self._model, self._config)
+            recorded = layout_of(self._model, self._config, key[0])
+            # One at a time: an installer may hold a shadow of the whole shard.
+            self._installers.clear()
+            self._installers[key] = Installer(
+                self._model, self._config, recorded, self._proof, install=install
+            )
+        return self._installers[key]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "source"
