@@ -107,8 +107,8 @@ class Receiver:
             )
             return None
         return "taken", (
-            f"this engine is in a session with run {current.info.run_id}; close that trainer's hook, "
-            "or attach with takeover=True"
+            f"this engine is in a session with run {current.info.run_id}; close that trainer's "
+            "hook, or attach with takeover=True"
         )
 
     def _leave(self) -> None:
