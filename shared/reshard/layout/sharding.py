@@ -1,0 +1,321 @@
+"""Shardings: which regions of a global tensor each rank of a mesh holds.
+
+The one home of the chunk rule and of the order in which mesh axes cut a tensor. Coordinate space:
+global regions, group ranks. The rules are those of torch's DTensor (`torch.chunk` along a dim,
+axes applied left to right) and, for `FlatShard`, of FSDP1 and ZeRO.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from reshard.errors import LayoutError
+from reshard.layout.pieces import Piece
+from reshard.layout.region import Region
+from reshard.layout.view import StridedView
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Every rank along the axis holds the same elements."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The axis cuts `dim` by the rule of `torch.chunk`: 10 rows over 4 ranks give 3, 3, 3, 1."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"S{self.dim}"
+
+
+@dataclass(frozen=True, slots=True)
+class StridedShard:
+    """The axis cuts each of `split_factor` earlier-made parts of `dim` again (FSDP over TP).
+
+    FSDP2 shards after tensor parallelism, but its mesh axis stands to the left: reading the axes
+    left to right, FSDP's cut has to leave room for the `split_factor` cuts still to come.
+    """
+
+    dim: int
+    split_factor: int
+
+    def __str__(self) -> str:
+        return f"SS{self.dim}/{self.split_factor}"
+
+
+@dataclass(frozen=True, slots=True)
+class FlatShard:
+    """The axis cuts the flattened tensor into ceil-divided contiguous intervals (FSDP1, ZeRO)."""
+
+    def __str__(self) -> str:
+        return "F"
+
+
+Placement = Replicate | Shard | StridedShard | FlatShard
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A grid of ranks with named axes.
+
+    Attributes:
+        shape: extent of each axis, in ranks.
+        ranks: group ranks in row-major order; any order, each once.
+        axes: a name for each axis.
+    """
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    axes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            object.__setattr__(self, "axes", tuple(f"axis{a}" for a in range(len(self.shape))))
+        faults = []
+        if any(extent < 1 for extent in self.shape):
+            faults.append(f"mesh {self.shape} has an empty axis")
+        if len(self.axes) != len(self.shape):
+            faults.append(f"axes {self.axes} do not name the axes of mesh {self.shape}")
+        if len(self.ranks) != prod(self.shape):
+            faults.append(
+                f"{len(self.ranks)} ranks do not fill mesh {self.shape} of {prod(self.shape)}"
+            )
+        if repeated := sorted({r for r in self.ranks if self.ranks.count(r) > 1}):
+            faults.append(f"ranks {repeated} are repeated")
+        if any(r < 0 for r in self.ranks):
+            faults.append(f"negative ranks in {self.ranks}")
+        if faults:
+            raise LayoutError("not a mesh", faults)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """The position of `rank` on each axis.
+
+        >>> Mesh((2, 2), (4, 5, 6, 7)).coordinate(6)
+        (1, 0)
+
+        Raises:
+            LayoutError: `rank` is not in the mesh.
+        """
+        if rank not in self.ranks:
+            raise LayoutError(f"rank {rank} is not in the mesh of ranks {self.ranks}")
+        at = self.ranks.index(rank)
+        position: list[int] = []
+        for extent in reversed(self.shape):
+            position.append(at % extent)
+            at //= extent
+        return tuple(reversed(position))
+
+
+Interval = tuple[int, int]
+"""Start and length, in elements of one dim."""
+
+
+def chunk(length: int, parts: int, at: int) -> Interval:
+    """The `at`-th of `parts` pieces of `length` elements, as `torch.chunk` (and DTensor) cuts.
+
+    >>> [chunk(10, 4, i) for i in range(4)]
+    [(0, 3), (3, 3), (6, 3), (9, 1)]
+    >>> [chunk(2, 4, i) for i in range(4)]
+    [(0, 1), (1, 1), (2, 0), (2, 0)]
+    """
+    step = -(-length // parts) if length else 0
+    start = min(at * step, length)
+    return start, min(step, length - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a tensor of `shape` lies on a mesh.
+
+    Attributes:
+        mesh: the ranks.
+        placements: one for each mesh axis, applied left to right.
+        shape: of the whole tensor, in elements.
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        faults = []
+        if len(self.placements) != len(self.mesh.shape):
+            faults.append(
+                f"{len(self.placements)} placements for a mesh of {len(self.mesh.shape)} axes"
+            )
+        for placement in self.placements:
+            faults += _placement_faults(placement, self.shape)
+        flat = sum(isinstance(p, FlatShard) for p in self.placements)
+        cut = sum(isinstance(p, Shard | StridedShard) for p in self.placements)
+        if flat > 1 or (flat and cut):
+            faults.append("a flat shard cannot be combined with another shard")
+        if faults:
+            raise LayoutError(f"not a sharding of {self.shape}", faults)
+
+    def regions(self, rank: int) -> tuple[Region, ...]:
+        """The regions that `rank` holds, in the order in which its local shard holds them.
+
+        >>> mesh = Mesh((2, 2), (0, 1, 2, 3))
+        >>> fsdp_over_tp = Sharding(mesh, (StridedShard(0, 2), Shard(0)), (8, 4))
+        >>> [region.offset[0] for region in map(lambda r: fsdp_over_tp.regions(r)[0], range(4))]
+        [0, 4, 2, 6]
+
+        Raises:
+            LayoutError: `rank` is not in the mesh.
+        """
+        at = self.mesh.coordinate(rank)
+        for placement, parts, i in zip(self.placements, self.mesh.shape, at, strict=True):
+            if isinstance(placement, FlatShard):
+                return flat_boxes(self.shape, *chunk(prod(self.shape), parts, i))
+        intervals = [self._intervals(dim, at) for dim in range(len(self.shape))]
+        return _boxes(intervals)
+
+    def pieces(self, rank: int, storage: str) -> tuple[Piece, ...]:
+        """The regions of `rank`, as views of its contiguous local shard, stored under `storage`."""
+        if any(isinstance(p, FlatShard) for p in self.placements):
+            return self._flat_pieces(rank, storage)
+        at = self.mesh.coordinate(rank)
+        intervals = [self._intervals(dim, at) for dim in range(len(self.shape))]
+        local = StridedView.contiguous(tuple(sum(n for _, n in dim) for dim in intervals))
+        return tuple(
+            Piece(region, storage, _subview(local, start, region.shape))
+            for region, start in zip(_boxes(intervals), _starts(intervals), strict=True)
+        )
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Shape of the local shard of `rank`; `(n,)` for a flat shard."""
+        at = self.mesh.coordinate(rank)
+        if any(isinstance(p, FlatShard) for p in self.placements):
+            return (sum(region.volume for region in self.regions(rank)),)
+        return tuple(sum(n for _, n in self._intervals(dim, at)) for dim in range(len(self.shape)))
+
+    def _flat_pieces(self, rank: int, storage: str) -> tuple[Piece, ...]:
+        pieces, start = [], 0
+        for region in self.regions(rank):
+            pieces.append(Piece(region, storage, StridedView.contiguous(region.shape, start)))
+            start += region.volume
+        return tuple(pieces)
+
+    def _intervals(self, dim: int, at: tuple[int, ...]) -> list[Interval]:
+        """What the mesh position `at` holds of one dim: sorted as the local shard has them."""
+        held = [(0, self.shape[dim])] if self.shape[dim] else []
+        for placement, parts, i in zip(self.placements, self.mesh.shape, at, strict=True):
+            match placement:
+                case Shard(d) if d == dim:
+                    held = _take(held, *chunk(sum(n for _, n in held), parts, i))
+                case StridedShard(d, split_factor) if d == dim:
+                    held = _strided(held, split_factor, parts, i)
+                case _:
+                    pass
+        return held
+
+
+def _placement_faults(placement: Placement, shape: tuple[int, ...]) -> list[str]:
+    match placement:
+        case Shard(dim) | StridedShard(dim, _) if not 0 <= dim < len(shape):
+            return [f"placement {placement} shards dim {dim} of a {len(shape)}-d tensor"]
+        case StridedShard(_, split_factor) if split_factor < 1:
+            return [f"placement {placement} has split factor {split_factor}"]
+        case Replicate() | Shard() | StridedShard() | FlatShard():
+            return []
+        case _:
+            return [f"placement {placement!r} is none of Replicate, Shard, StridedShard, FlatShard"]
+
+
+def _take(held: Sequence[Interval], start: int, length: int) -> list[Interval]:
+    """The part `[start, start + length)` of the concatenation of `held`."""
+    taken, passed = [], 0
+    for offset, extent in held:
+        low, high = max(start, passed), min(start + length, passed + extent)
+        if low < high:
+            taken.append((offset + low - passed, high - low))
+        passed += extent
+    return taken
+
+
+def _strided(held: Sequence[Interval], split_factor: int, parts: int, at: int) -> list[Interval]:
+    """Cut `held` into `split_factor` chunks, then take the `at`-th part of each chunk."""
+    length = sum(n for _, n in held)
+    taken: list[Interval] = []
+    for factor in range(split_factor):
+        start, extent = chunk(length, split_factor, factor)
+        low, size = chunk(extent, parts, at)
+        taken += _take(held, start + low, size)
+    return _joined(taken)
+
+
+def _joined(intervals: Sequence[Interval]) -> list[Interval]:
+    """Neighbours that touch become one interval."""
+    joined: list[Interval] = []
+    for start, length in intervals:
+        if joined and sum(joined[-1]) == start:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((start, length))
+    return joined
+
+
+def _boxes(intervals: Sequence[Sequence[Interval]]) -> tuple[Region, ...]:
+    """The cross product of the intervals of each dim, row-major."""
+    boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((), ())]
+    for dim in intervals:
+        boxes = [((*o, start), (*s, n)) for o, s in boxes for start, n in dim]
+    return tuple(Region(offset, shape) for offset, shape in boxes)
+
+
+def _starts(intervals: Sequence[Sequence[Interval]]) -> list[tuple[int, ...]]:
+    """Where each box of `_boxes` begins in the local shard."""
+    starts: list[tuple[int, ...]] = [()]
+    for dim in intervals:
+        local, passed = [], 0
+        for _, n in dim:
+            local.append(passed)
+            passed += n
+        starts = [(*start, at) for start in starts for at in local]
+    return starts
+
+
+def _subview(local: StridedView, start: tuple[int, ...], shape: tuple[int, ...]) -> StridedView:
+    offset = sum(i * step for i, step in zip(start, local.stride, strict=True))
+    return StridedView(local.offset + offset, shape, local.stride)
+
+
+def flat_boxes(shape: tuple[int, ...], start: int, length: int) -> tuple[Region, ...]:
+    """The boxes that hold elements `[start, start + length)` of the flattened tensor, in order.
+
+    At most `2 * ndim - 1`: a ragged head, whole rows, a ragged tail, in each dim.
+
+    >>> [(r.offset, r.shape) for r in flat_boxes((4, 4), 2, 8)]
+    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 2))]
+    """
+    if not length:
+        return ()
+    if not shape:
+        return (Region((), ()),)
+    row = prod(shape[1:])
+    if len(shape) == 1 or not row:
+        return (Region((start,), (length,)),)
+    first, head = divmod(start, row)
+    last, tail = divmod(start + length, row)
+    if first == last:
+        return _in_row(shape, first, head, length)
+    boxes: list[Region] = []
+    if head:
+        boxes += _in_row(shape, first, head, row - head)
+        first += 1
+    if last > first:
+        boxes.append(Region((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:])))
+    if tail:
+        boxes += _in_row(shape, last, 0, tail)
+    return tuple(boxes)
+
+
+def _in_row(shape: tuple[int, ...], row: int, start: int, length: int) -> tuple[Region, ...]:
+    return tuple(
+        Region((row, *box.offset), (1, *box.shape)) for box in flat_boxes(shape[1:], start, length)
+    )
