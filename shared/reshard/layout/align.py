@@ -7,6 +7,7 @@ by dim, few of them, enumerating only what no box can say. `align_elements` does
 movement that no view can say (cat, clone, index), from an array of element numbers.
 """
 
+from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
@@ -50,11 +51,14 @@ def align(
         raise LayoutError(f"destination view {destination} writes one element several times")
     steps = StridedView.contiguous(shape).stride
     boxed, loose = _assign(shape, steps, dims, source.offset)
-    aligned = []
-    for at in product(*(range(n) for n, _, _ in loose)):
-        start = source.offset + sum(i * s for i, (_, s, _) in zip(at, loose, strict=True))
-        begin = destination.offset + sum(i * d for i, (_, _, d) in zip(at, loose, strict=True))
-        aligned.append(_box(shape, steps, boxed, start, begin))
+    aligned: list[Aligned] = []
+    for start, begin in _walk(source.offset, destination.offset, loose):
+        if _fits(shape, steps, boxed, start):
+            aligned.append(_box(shape, steps, boxed, start, begin))
+            continue
+        # The enumeration moved this box across a dim's end: its elements go one by one.
+        singles = [(n, steps[dim], step) for dim, (n, step) in boxed.items()]
+        aligned += [_box(shape, steps, {}, s, d) for s, d in _walk(start, begin, singles)]
     return tuple(aligned)
 
 
@@ -112,6 +116,22 @@ def _assign(
     return boxed, loose
 
 
+def _walk(start: int, begin: int, dims: Iterable[_Dim]) -> Iterator[tuple[int, int]]:
+    """Source and destination element of every position of `dims`."""
+    dims = tuple(dims)
+    for at in product(*(range(n) for n, _, _ in dims)):
+        yield (
+            start + sum(i * s for i, (_, s, _) in zip(at, dims, strict=True)),
+            begin + sum(i * d for i, (_, _, d) in zip(at, dims, strict=True)),
+        )
+
+
+def _fits(
+    shape: tuple[int, ...], steps: tuple[int, ...], boxed: dict[int, tuple[int, int]], start: int
+) -> bool:
+    return all((start // steps[k]) % shape[k] + n <= shape[k] for k, (n, _) in boxed.items())
+
+
 def _box(
     shape: tuple[int, ...],
     steps: tuple[int, ...],
@@ -119,11 +139,10 @@ def _box(
     start: int,
     begin: int,
 ) -> Aligned:
+    if not 0 <= start < prod(shape):
+        raise LayoutError(f"the source view leaves the tensor of {shape} at element {start}")
     offset = tuple((start // step) % n for n, step in zip(shape, steps, strict=True))
     extent = tuple(boxed.get(k, (1, 0))[0] for k in range(len(shape)))
-    inside = all(o + n <= whole for o, n, whole in zip(offset, extent, shape, strict=True))
-    if start >= prod(shape) or not inside:
-        raise LayoutError(f"the source view leaves the tensor of {shape} at element {start}")
     strides = [0] * len(shape)
     step = 1
     for k in reversed(range(len(shape))):

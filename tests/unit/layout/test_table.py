@@ -1,5 +1,6 @@
 """Piece tables and unions of boxes, against sets of elements."""
 
+from collections.abc import Iterable
 from math import prod
 
 import pytest
@@ -27,12 +28,8 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
 shapes = st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple)
 
 
-def numbers(shape: tuple[int, ...], regions: object) -> list[int]:
-    return sorted(
-        i
-        for r in regions
-        for i in elements(shape, r.offset, r.shape)  # type: ignore[attr-defined]
-    )
+def numbers(shape: tuple[int, ...], regions: Iterable[Region]) -> list[int]:
+    return sorted(i for r in regions for i in elements(shape, r.offset, r.shape))
 
 
 @given(shapes, st.data())

@@ -105,7 +105,7 @@ def side(case: dict[str, object], key: str) -> Sharding:
     assert isinstance(given_side, dict)
     mesh = tuple(given_side["mesh"])
     ranks = tuple(range(given_side["start"], given_side["start"] + prod(mesh)))
-    shape = tuple(case["global_shape"])  # type: ignore[call-overload]
+    shape: tuple[int, ...] = tuple(case["global_shape"])  # type: ignore[arg-type]
     return Sharding(Mesh(mesh, ranks), tuple(map(placement, given_side["placements"])), shape)
 
 
