@@ -1,20 +1,16 @@
-"""What a process needs to join the control board; the one value that holds the run's secret."""
-
-from urllib.parse import urlsplit
+"""Invitations: what a process must hold to join a run's board."""
 
 import msgspec
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """Who holds this may read and write the board.
-
-    It travels once, through the engine's own control route. Its `repr` shows the address alone.
+    """How to reach and to enter a board. Holds the run's secret: never log it.
 
     Attributes:
-        address: `tcp://host:port`, IPv6 in brackets.
-        server_key: the board's public key (Z85), which the client insists on.
-        client_key: the run's client public key (Z85).
-        client_secret: the run's client secret key (Z85).
+        address: `tcp://host:port`; IPv6 hosts in brackets.
+        server_key: the board's public key (Z85), so that nobody can pose as the board.
+        client_key: public key (Z85) that the board admits.
+        client_secret: the secret that belongs to it.
     """
 
     address: str
@@ -23,17 +19,6 @@ class Invitation(msgspec.Struct, frozen=True):
     client_secret: str
 
     def __repr__(self) -> str:
-        return f"Invitation({self.address!r}, secret hidden)"
+        return f"Invitation(address={self.address!r}, keys hidden)"
 
-    def __rich_repr__(self) -> list[tuple[str, str]]:
-        """What rich and pytest show: the address alone."""
-        return [("address", self.address)]
-
-    @property
-    def host(self) -> str:
-        """Host part of the address, without brackets.
-
-        >>> Invitation("tcp://[::1]:4000", "", "", "").host
-        '::1'
-        """
-        return urlsplit(self.address).hostname or ""
+    __str__ = __repr__
