@@ -1,162 +1,161 @@
-"""A client of the board. Thread-safe: every call in flight has a socket of its own."""
+"""A process's view of the control board: blocking calls, from any number of threads.
 
-import itertools
-import threading
+Every call is a request to the connection's thread and a wait for its answer. Not here: sockets
+(`connection.py`).
+"""
+
+import math
 from collections.abc import Sequence
-from typing import Final
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 
-import zmq
-
+from reshard.board.connection import Connection
 from reshard.board.deadline import Deadline
 from reshard.board.invitation import Invitation
-from reshard.board.messages import MAX_FRAME_BYTES, Reply, Request
-from reshard.errors import DeadlineExceeded, ReshardError, WireError
-from reshard.wire import decode, encode
+from reshard.board.messages import Add, DeletePrefix, Operation, Ping, Put, PutFirst, Reply, Wait
+from reshard.errors import DeadlineExceeded, WireError
+from reshard.wire import MAX_MESSAGE_BYTES
 
-_SLICE_MILLISECONDS: Final = 100
-_CALL_SECONDS: Final = 30.0
+OPERATION_SECONDS = 60.0
+"""How long a call that names no deadline may take."""
+
+ANSWER_SECONDS = 2.0
+"""How long after its deadline a wait still hopes for the board's list of what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The outcome of a wait for several keys.
+
+    Attributes:
+        values: of the keys that are there.
+        ages: seconds since each of them was put, on the board's clock.
+        missing: the keys that are not there.
+    """
+
+    values: dict[str, bytes]
+    ages: dict[str, float]
+    missing: tuple[str, ...]
 
 
 class BoardClient:
-    """Puts values on a board and waits for values of others.
+    """Reads and writes one run's board. Thread-safe; threads may wait at the same time.
 
-    Calls are idempotent, so a caller may repeat one that ran into its deadline.
+    Every call raises `DeadlineExceeded` where the board does not answer in time, `WireError`
+    where it refuses, and `PeerError` where it was closed (here or by the trainer).
     """
 
-    def __init__(self, invitation: Invitation, deadline: Deadline | None = None) -> None:
-        """Join the board of `invitation`.
+    def __init__(
+        self, invitation: Invitation, deadline: Deadline, *, lost_seconds: float = 10.0
+    ) -> None:
+        """Connect.
+
+        Args:
+            invitation: from `BoardServer.invitation`.
+            deadline: for the connection.
+            lost_seconds: how long a lost connection may stay lost before calls fail.
 
         Raises:
-            DeadlineExceeded: the board does not answer, or does not admit these keys.
+            DeadlineExceeded: nobody answers at the address.
+            WireError: the board does not accept this invitation.
         """
         self.address = invitation.address
-        self._invitation = invitation
-        self._context = zmq.Context()
-        self._idle: list[zmq.Socket[bytes]] = []
-        self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._busy = 0
-        self._closed = False
+        self._connection = Connection(invitation, lost_seconds)
         try:
-            self.peek("", deadline or Deadline.after(_CALL_SECONDS))
-        except WireError:
-            pass  # An empty key is refused, by a board that has let us in.
-        except ReshardError:
+            self._call(Ping(), deadline)
+        except BaseException:
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"BoardClient({self.address!r})"
+
+    def __enter__(self) -> "BoardClient":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def put(self, key: str, value: bytes, deadline: Deadline | None = None) -> None:
-        """Set `key`, overwriting."""
-        self._call("put", (key,), deadline, value=value)
+        """Set `key`, replacing what it held."""
+        _check_size(key, value)
+        self._call(Put(key, value), deadline)
 
     def put_first(self, key: str, value: bytes, deadline: Deadline | None = None) -> bytes:
-        """Set `key` if it is absent; the value that stands."""
-        return self._call("put_first", (key,), deadline, value=value).value or b""
+        """Set `key` if it is absent; the value that it then holds."""
+        _check_size(key, value)
+        return self._call(PutFirst(key, value), deadline).values[key]
 
-    def count(self, key: str, amount: int, deadline: Deadline | None = None) -> int:
-        """Add `amount` to the counter `key`; its new value. The one call that is not idempotent."""
-        return int(self._call("count", (key,), deadline, amount=amount).value or b"0")
-
-    def peek(self, key: str, deadline: Deadline | None = None) -> bytes | None:
-        """The value of `key`, or None."""
-        return self._call("peek", (key,), deadline).value
+    def add(self, key: str, amount: int, deadline: Deadline | None = None) -> int:
+        """Add to a counter (absent: 0), once; the sum."""
+        return int(self._call(Add(key, amount), deadline).values[key])
 
     def get(self, key: str, deadline: Deadline) -> bytes:
-        """Wait for `key`.
-
-        Raises:
-            DeadlineExceeded: nobody has put it in time.
-        """
+        """The value of `key`, once it is there."""
         return self.get_any((key,), deadline)[1]
 
     def get_any(self, keys: Sequence[str], deadline: Deadline) -> tuple[str, bytes]:
-        """Wait for the first of `keys`; earlier ones win if several are there.
+        """The first of `keys` (in their order) that is there, once one is."""
+        found = self._wait(keys, deadline, every=False, unless="")
+        for key in keys:
+            if key in found.values:
+                return key, found.values[key]
+        raise DeadlineExceeded(
+            f"nobody put {' or '.join(keys)} on the control board {self.address} within "
+            f"{deadline.seconds:g} s"
+        )
 
-        Raises:
-            DeadlineExceeded: nobody has put any of them in time.
-        """
-        reply = self._call("wait", tuple(keys), deadline)
-        return reply.key, reply.value or b""
+    def get_all(self, keys: Sequence[str], deadline: Deadline, unless: str = "") -> Found:
+        """What is there of `keys` once all are, or once `unless` is, or at the deadline."""
+        return self._wait(keys, deadline, every=True, unless=unless)
+
+    def peek(self, key: str, deadline: Deadline | None = None) -> bytes | None:
+        """The value of `key`, or None if it is absent."""
+        return self.look((key,), deadline).values.get(key)
+
+    def look(self, keys: Sequence[str], deadline: Deadline | None = None) -> Found:
+        """What is there of `keys` now."""
+        reply = self._call(Wait(tuple(keys), every=True, unless="", seconds=0.0), deadline)
+        return _found(reply, keys)
 
     def delete_prefix(self, prefix: str, deadline: Deadline | None = None) -> None:
-        """Remove every key that starts with `prefix`."""
-        self._call("delete", (prefix,), deadline)
+        """Remove every key that starts with `prefix` (end it with `/`: `a1` is also `a10`)."""
+        self._call(DeletePrefix(prefix), deadline)
 
     def close(self) -> None:
-        """Leave; calls that still wait raise."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            last = self._busy == 0
-        for held in idle:
-            held.close(linger=0)
-        if last:
-            self._context.term()
+        """Leave; calls that wait in other threads raise. Harmless when repeated."""
+        self._connection.close()
 
-    def _call(
-        self,
-        call: str,
-        keys: tuple[str, ...],
-        deadline: Deadline | None,
-        value: bytes = b"",
-        amount: int = 0,
-    ) -> Reply:
-        deadline = deadline or Deadline.after(_CALL_SECONDS)
-        number = next(self._numbers)
-        request = Request(number, call, keys, value, deadline.remaining(), amount)  # type: ignore[arg-type]
-        held = self._take()
-        reply: Reply | None = None
+    def _wait(self, keys: Sequence[str], deadline: Deadline, *, every: bool, unless: str) -> Found:
+        wait = Wait(tuple(keys), every, unless, deadline.remaining())
+        return _found(self._call(wait, deadline, grace=ANSWER_SECONDS), keys)
+
+    def _call(self, operation: Operation, deadline: Deadline | None, grace: float = 0.0) -> Reply:
+        until = deadline or Deadline.after(OPERATION_SECONDS)
+        number, answer = self._connection.ask(operation)
+        seconds = until.remaining() + grace
         try:
-            held.send(encode(request))
-            reply = self._await(held, number, deadline)
-        finally:
-            self._give_back(held, answered=reply is not None)
-        if reply is None:
+            reply = answer.result(None if math.isinf(seconds) else seconds)
+        except FutureTimeout:
             raise DeadlineExceeded(
-                f"nothing under {', '.join(keys) or 'the board'} at the control board "
-                f"{self.address} within {deadline.seconds:g} s"
-            )
+                f"the control board at {self.address} did not answer within {until.seconds:g} s "
+                f"({self._connection.condition}); does the trainer live, and is the address "
+                "reached from here?"
+            ) from None
+        finally:
+            self._connection.settle(number)
         if reply.error:
-            raise WireError(f"the control board {self.address} refused: {reply.error}")
+            raise WireError(f"the control board at {self.address} refused: {reply.error}")
         return reply
 
-    def _await(self, held: "zmq.Socket[bytes]", number: int, deadline: Deadline) -> Reply | None:
-        while not self._closed:
-            left = min(_SLICE_MILLISECONDS, int(deadline.remaining() * 1000) + 1)
-            if held.poll(left):
-                reply = decode(held.recv(), Reply, limit=MAX_FRAME_BYTES)
-                if reply.number == number:
-                    return reply
-            elif deadline.expired:
-                return None
-        raise ReshardError(f"the client of the control board {self.address} was closed")
 
-    def _take(self) -> "zmq.Socket[bytes]":
-        with self._lock:
-            if self._closed:
-                raise ReshardError(f"the client of the control board {self.address} is closed")
-            self._busy += 1
-            if self._idle:
-                return self._idle.pop()
-        fresh: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        fresh.curve_serverkey = self._invitation.server_key.encode()
-        fresh.curve_publickey = self._invitation.client_key.encode()
-        fresh.curve_secretkey = self._invitation.client_secret.encode()
-        fresh.maxmsgsize = MAX_FRAME_BYTES
-        fresh.linger = 0
-        fresh.ipv6 = "[" in self.address
-        fresh.connect(self.address)
-        return fresh
+def _found(reply: Reply, keys: Sequence[str]) -> Found:
+    missing = tuple(key for key in keys if key not in reply.values)
+    return Found(reply.values, reply.ages, missing)
 
-    def _give_back(self, held: "zmq.Socket[bytes]", *, answered: bool) -> None:
-        """Keep the socket for the next call, unless a late answer may still come on it."""
-        with self._lock:
-            self._busy -= 1
-            keep = answered and not self._closed
-            if keep:
-                self._idle.append(held)
-            last = self._closed and self._busy == 0
-        if not keep:
-            held.close(linger=0)
-        if last:
-            self._context.term()
+
+def _check_size(key: str, value: bytes) -> None:
+    if len(value) > MAX_MESSAGE_BYTES:
+        raise WireError(
+            f"{key!r}: a value of {len(value)} bytes; the board takes {MAX_MESSAGE_BYTES} at most"
+        )
