@@ -43,6 +43,10 @@ class BoardClient:
 
     Every call raises `DeadlineExceeded` where the board does not answer in time, `WireError`
     where it refuses, and `PeerError` where it was closed (here or by the trainer).
+
+    Attributes:
+        address: of the board.
+        host: host part of the address, without brackets.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class BoardClient:
             WireError: the board does not accept this invitation.
         """
         self.address = invitation.address
+        self.host = invitation.host
         self._connection = Connection(invitation, lost_seconds)
         try:
             self._call(Ping(), deadline)

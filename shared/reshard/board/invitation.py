@@ -1,16 +1,20 @@
-"""Invitations: what a process must hold to join a run's board."""
+"""What a process needs to join the control board; the one value that holds the run's secret."""
 
 import msgspec
 
+from reshard.board.addresses import host_of
+
 
 class Invitation(msgspec.Struct, frozen=True):
-    """How to reach and to enter a board. Holds the run's secret: never log it.
+    """Who holds this may read and write the board.
+
+    It travels once, through the engine's own control route. Its `repr` shows the address alone.
 
     Attributes:
-        address: `tcp://host:port`; IPv6 hosts in brackets.
-        server_key: the board's public key (Z85), so that nobody can pose as the board.
-        client_key: public key (Z85) that the board admits.
-        client_secret: the secret that belongs to it.
+        address: `tcp://host:port`, IPv6 in brackets.
+        server_key: the board's public key (Z85), which the client insists on.
+        client_key: the run's client public key (Z85).
+        client_secret: the run's client secret key (Z85).
     """
 
     address: str
@@ -19,6 +23,17 @@ class Invitation(msgspec.Struct, frozen=True):
     client_secret: str
 
     def __repr__(self) -> str:
-        return f"Invitation(address={self.address!r}, keys hidden)"
+        return f"Invitation({self.address!r}, secret hidden)"
 
-    __str__ = __repr__
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        """What rich and pytest show: the address alone."""
+        return [("address", self.address)]
+
+    @property
+    def host(self) -> str:
+        """Host part of the address, without brackets.
+
+        >>> Invitation("tcp://[::1]:4000", "", "", "").host
+        '::1'
+        """
+        return host_of(self.address)
