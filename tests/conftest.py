@@ -3,12 +3,20 @@
 import pytest
 
 
-def _cost(item: pytest.Item) -> int:
-    if item.get_closest_marker("engine"):
-        return 2
-    return 1 if item.get_closest_marker("multiprocess") else 0
+def _order(item: pytest.Item) -> tuple[int, str, str]:
+    """Cost of a test, and the engine that it uses: tests of one engine stand side by side."""
+    marker = item.get_closest_marker("engine")
+    if marker is None:
+        return (1 if item.get_closest_marker("multiprocess") else 0, "", "")
+    parameters = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    family, size = (*marker.args, "", "")[:2]
+    return (2, str(parameters.get("family", family)), str(parameters.get("tensor_parallel", size)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by cost; within a cost the order stays."""
-    items.sort(key=_cost)
+    """Sort by cost and engine; else the order stays."""
+    items.sort(key=_order)
