@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 
 from reshard.ids import EngineRank
 from reshard.session import Install, TensorSpec
-from reshard_vllm.install import Installer, Proof, prove
+from reshard_vllm.install import Proof, VllmInstaller, prove
 from reshard_vllm.recording import layout_of
 
 
@@ -28,7 +28,7 @@ class VllmTarget:
         self._device = device
         self._model = model
         self._proof: Proof | None = None
-        self._installers: dict[tuple[tuple[TensorSpec, ...], Install], Installer] = {}
+        self._installers: dict[tuple[tuple[TensorSpec, ...], Install], VllmInstaller] = {}
 
     @property
     def rank(self) -> EngineRank:
@@ -64,7 +64,7 @@ class VllmTarget:
         """Whether weights can be received now."""
         return "ready", ""
 
-    def installer(self, specs: Sequence[TensorSpec], install: Install) -> Installer:
+    def installer(self, specs: Sequence[TensorSpec], install: Install) -> VllmInstaller:
         """The installer for the trainer's tensors; recorded once per set of tensors.
 
         Raises:
@@ -74,11 +74,11 @@ class VllmTarget:
         if key not in self._installers:
             if self._proof is None:
                 self._proof = prove(self._model, self._config)
-            recorded = layout_of(self._model, self._config, key[0])
+            recorded = layout_of(self._config, key[0])
             # One at a time: an installer may hold a shadow of the whole shard.
             self._installers.clear()
-            self._installers[key] = Installer(
-                self._model, self._config, recorded, self._proof, install=install
+            self._installers[key] = VllmInstaller(
+                self._model, self._config, recorded, self._proof, key[0], install=install
             )
         return self._installers[key]
 

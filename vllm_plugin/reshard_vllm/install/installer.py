@@ -1,0 +1,196 @@
+"""The installer of one engine rank: where received regions land, and how they become live.
+
+`staged`: everything lands in shadows in load layout; the commit copies it into the live parameters
+and repeats the post-load steps, while nothing is generated. `in_place`: what is proven direct lands
+in the live parameters, only repacked layers have shadows.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import torch
+from vllm.config import VllmConfig
+
+from reshard.dtypes import DType, itemsize, parse_dtype
+from reshard.ids import FQN
+from reshard.layout.boxes import union, volume
+from reshard.layout.holding import TensorLayout
+from reshard.layout.pieces import Piece
+from reshard.layout.region import Region
+from reshard.layout.table import PieceTable
+from reshard.session import ClassBytes, Install, TensorSpec
+from reshard_vllm.install.postload import Layer, rerun
+from reshard_vllm.install.proof import Proof
+from reshard_vllm.install.shadow import Shadow, coverage
+from reshard_vllm.recording import LoaderMap
+from reshard_vllm.recording.landings import Landing
+
+_ORDER: Final = ("computed", "repacked", "direct")
+
+
+class VllmInstaller:
+    """Receives into one rank of a vLLM engine.
+
+    Attributes:
+        classes: bytes that this rank receives, by class of destination.
+        faults: why the trainer's tensors cannot be installed; empty if they can.
+        unused: canonical names that this rank's loader ignores.
+        basis: what the classes were proven by.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: VllmConfig,
+        recorded: LoaderMap,
+        proof: Proof,
+        specs: Sequence[TensorSpec],
+        *,
+        install: Install,
+    ) -> None:
+        self._config = config
+        self._recorded = recorded
+        self._proof = proof
+        self._live = dict(
+            [
+                *model.named_parameters(remove_duplicate=False),
+                *model.named_buffers(remove_duplicate=False),
+            ]
+        )
+        self._specs = {FQN(spec.name): spec for spec in specs}
+        self._written = sorted(
+            {landing.piece.storage.rpartition("#")[0] or landing.piece.storage
+             for landing in recorded.landings.landings}
+        )  # fmt: skip
+        self._shadowed = [key for key in self._written if install == "staged" or self._apart(key)]
+        self.faults = tuple(self._faults())
+        self._shadow = Shadow(
+            recorded,
+            () if self.faults else self._shadowed,
+            next(iter(self._live.values())).device,
+        )
+        self._tables = self._build_tables()
+        self.classes = self._class_bytes()
+        self.unused = recorded.unused
+        self.basis = proof.basis
+
+    @property
+    def staging_bytes(self) -> int:
+        """Extra memory of a refit, in bytes."""
+        return self._shadow.nbytes
+
+    def needs(self) -> tuple[TensorLayout, ...]:
+        """The regions that this rank must receive, each once."""
+        needs = [
+            TensorLayout(name, self._specs[name].shape, dtype, table.regions(name))
+            for dtype, table in self._tables.items()
+            for name in table.names
+        ]
+        return tuple(sorted(needs, key=lambda need: (need.name, need.dtype)))
+
+    def write(
+        self, name: FQN, dtype: DType, region: Region
+    ) -> Sequence[tuple[Region, torch.Tensor]]:
+        """Every local place of a region."""
+        pieces = self._tables[dtype].cut(name, region)
+        return [(piece.region, self._place(piece)) for piece in pieces]
+
+    def begin(self) -> None:
+        """Nothing to prepare: shadows are kept from refit to refit."""
+
+    def commit(self) -> None:
+        """Compute, copy into the live parameters, repeat the post-load steps of what changed."""
+        self._shadow.compute()
+        for key in self._shadowed:
+            if self._proof.classes[key] == "direct":
+                self._live[key].data.copy_(self._shadow.tensor(key))
+        changed = {layer for key in self._written for layer in self._proof.owners.get(key, ())}
+        for name, layer in self._proof.layers.items():
+            if layer.deferred or name in changed:
+                rerun(layer, self._config, self._loaded(layer))
+
+    def abandon(self) -> None:
+        """Nothing to undo: live parameters change in `commit` only, or are fenced."""
+
+    def _loaded(self, layer: Layer) -> dict[str, torch.Tensor]:
+        """Repacked parameters of a layer, in load layout, by local name."""
+        prefix = layer.parameter_name("")
+        loaded = {}
+        for key in self._shadowed:
+            if self._proof.classes[key] != "repacked":
+                continue
+            for name in self._recorded.slots[key].names:
+                local = name.removeprefix(prefix)
+                if name.startswith(prefix) and "." not in local:
+                    loaded[local] = self._shadow.tensor(key)
+        return loaded
+
+    def _apart(self, key: str) -> bool:
+        """Whether a slot cannot be received in live storage."""
+        computed = bool(self._recorded.landings.programs.get(key))
+        return computed or self._proof.classes.get(key) != "direct"
+
+    def _faults(self) -> list[str]:
+        faults = [
+            f"{key}: {self._proof.reasons[key]}"
+            for key in self._written
+            if self._proof.classes.get(key) == "refused"
+        ]
+        for key, elements in coverage(self._recorded).items():
+            wanted = self._wanted(key)
+            if elements < wanted:
+                faults.append(
+                    f"{key}: {wanted - elements} of {wanted} elements get no tensor of the trainer"
+                )
+        return faults
+
+    def _wanted(self, key: str) -> int:
+        """Elements that a refit has to write: what the engine's own checkpoint fills."""
+        if self._proof.covered is not None:
+            return self._proof.covered.get(key, 0)
+        # Without a checkpoint: all parameters; of buffers, those that the trainer sends.
+        parameter = isinstance(self._live.get(key), torch.nn.Parameter)
+        return prod(self._recorded.slots[key].shape) if parameter else 0
+
+    def _wire(self, landing: Landing) -> DType:
+        """The narrower of the trainer's dtype and the destination's."""
+        wanted = parse_dtype(str(landing.dtype))
+        given = self._specs[landing.name].dtype
+        return wanted if itemsize(wanted) <= itemsize(given) else given
+
+    def _build_tables(self) -> dict[DType, PieceTable]:
+        pieces: dict[DType, dict[FQN, list[Piece]]] = defaultdict(lambda: defaultdict(list))
+        if not self.faults:
+            for landing in self._recorded.landings.landings:
+                pieces[self._wire(landing)][landing.name].append(landing.piece)
+        return {dtype: PieceTable(by_name) for dtype, by_name in sorted(pieces.items())}
+
+    def _place(self, piece: Piece) -> torch.Tensor:
+        if piece.storage in self._shadow.flat or piece.storage in self._shadow.stages:
+            return self._shadow.place(piece.storage, piece.view)
+        live = self._live[piece.storage].data
+        start = live.storage_offset() - self._recorded.slots[piece.storage].offset
+        return live.as_strided(piece.view.shape, piece.view.stride, start + piece.view.offset)
+
+    def _class_of(self, storage: str) -> str:
+        key = storage.rpartition("#")[0] or storage
+        if self._recorded.landings.programs.get(key):
+            return "computed"
+        return self._proof.classes[key]
+
+    def _class_bytes(self) -> ClassBytes:
+        counts = dict.fromkeys(_ORDER, 0)
+        for dtype, table in self._tables.items():
+            for name in table.names:
+                seen = 0
+                regions: list[Region] = []
+                for kind in _ORDER:
+                    regions += [
+                        p.region for p in table.pieces(name) if self._class_of(p.storage) == kind
+                    ]
+                    total = volume(union(regions))
+                    counts[kind] += (total - seen) * itemsize(dtype)
+                    seen = total
+        return ClassBytes(**counts)

@@ -1,0 +1,56 @@
+"""A skeleton: the engine's model once more, without data, for its loader to run on.
+
+Built on the meta device where the constructors allow it, else on the CPU. The live model, and what
+vLLM keeps about its layers by name, are left as they were.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+logger = logging.getLogger(__name__)
+
+
+def build_skeleton(vllm_config: VllmConfig) -> torch.nn.Module:
+    """The model of `vllm_config`, for this rank, with parameters but no weights."""
+    devices = ["cpu"] if vllm_config.parallel_config.enable_expert_parallel else ["meta", "cpu"]
+    for device in devices:
+        try:
+            return _build(vllm_config, device)
+        except (NotImplementedError, RuntimeError) as error:
+            if device == devices[-1]:
+                raise
+            logger.info("reshard: no skeleton on %s (%s), trying the CPU", device, error)
+    raise AssertionError("unreachable: the last device returns or raises")
+
+
+def _build(vllm_config: VllmConfig, device: str) -> torch.nn.Module:
+    dtype = vllm_config.model_config.dtype
+    with (
+        _layer_names_restored(vllm_config),
+        set_current_vllm_config(vllm_config),
+        set_default_torch_dtype(dtype),
+        torch.device(device),
+    ):
+        return initialize_model(vllm_config)
+
+
+@contextlib.contextmanager
+def _layer_names_restored(vllm_config: VllmConfig) -> Iterator[None]:
+    """Layers register themselves by name, and refuse a name that is taken."""
+    compilation = vllm_config.compilation_config
+    context = dict(compilation.static_forward_context)
+    experts = list(compilation.static_all_moe_layers)
+    compilation.static_forward_context.clear()
+    compilation.static_all_moe_layers.clear()
+    try:
+        yield
+    finally:
+        compilation.static_forward_context.clear()
+        compilation.static_forward_context.update(context)
+        compilation.static_all_moe_layers[:] = experts
