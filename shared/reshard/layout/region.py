@@ -48,6 +48,11 @@ class Region:
         """One past the last element in each dim."""
         return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
 
+    def __str__(self) -> str:
+        """As slices, for messages: `[0:4, 2:6]`."""
+        spans = (f"{start}:{end}" for start, end in zip(self.offset, self.end, strict=True))
+        return f"[{', '.join(spans)}]"
+
     def translate(self, by: tuple[int, ...]) -> "Region":
         """The same box moved by `by` elements in each dim.
 

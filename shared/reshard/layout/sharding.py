@@ -5,11 +5,14 @@ global regions, group ranks. The rules are those of torch's DTensor (`torch.chun
 axes applied left to right) and, for `FlatShard`, of FSDP1 and ZeRO.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from reshard.errors import LayoutError
+from reshard.layout.boxes import flat_boxes
 from reshard.layout.pieces import Piece
 from reshard.layout.region import Region
 from reshard.layout.view import StridedView
@@ -85,7 +88,7 @@ class Mesh:
             faults.append(
                 f"{len(self.ranks)} ranks do not fill mesh {self.shape} of {prod(self.shape)}"
             )
-        if repeated := sorted({r for r in self.ranks if self.ranks.count(r) > 1}):
+        if repeated := sorted(r for r, count in Counter(self.ranks).items() if count > 1):
             faults.append(f"ranks {repeated} are repeated")
         if any(r < 0 for r in self.ranks):
             faults.append(f"negative ranks in {self.ranks}")
@@ -109,6 +112,20 @@ class Mesh:
             position.append(at % extent)
             at //= extent
         return tuple(reversed(position))
+
+    def transposed(self, order: tuple[int, ...]) -> "Mesh":
+        """The same ranks with the axes in another order: `order[i]` is the axis that becomes `i`.
+
+        >>> Mesh((2, 3), (0, 1, 2, 3, 4, 5)).transposed((1, 0)).ranks
+        (0, 3, 1, 4, 2, 5)
+        """
+        shape = tuple(self.shape[axis] for axis in order)
+        steps = [prod(self.shape[axis + 1 :]) for axis in order]
+        ranks = (
+            self.ranks[sum(i * step for i, step in zip(at, steps, strict=True))]
+            for at in product(*map(range, shape))
+        )
+        return Mesh(shape, tuple(ranks), tuple(self.axes[axis] for axis in order))
 
 
 Interval = tuple[int, int]
@@ -174,6 +191,53 @@ class Sharding:
                 return flat_boxes(self.shape, *chunk(prod(self.shape), parts, i))
         intervals = [self._intervals(dim, at) for dim in range(len(self.shape))]
         return _boxes(intervals)
+
+    def in_cut_order(self) -> "Sharding":
+        """The same sharding with its axes in the order in which FSDP2 really cuts.
+
+        FSDP2 cuts after tensor parallelism, whatever the order of the mesh axes; a strided shard
+        says so from left to right. On even sizes, both readings hold the same elements. On some
+        uneven ones they do not: of 7 rows on 3 (FSDP) x 2 (TP) ranks, FSDP2 gives row 6 to the
+        last rank, where DTensor's rules for its placements give it to the last but one. Weights
+        that FSDP2 made are where it put them, so describe those by this.
+
+        >>> mesh = Mesh((3, 2), (0, 1, 2, 3, 4, 5))
+        >>> by_rule = Sharding(mesh, (StridedShard(0, 2), Shard(0)), (7,))
+        >>> by_rule.regions(5), by_rule.in_cut_order().regions(5)
+        ((), (Region(offset=(6,), shape=(1,)),))
+        """
+        order: list[int] = []
+        for axis, placement in reversed(tuple(enumerate(self.placements))):
+            after = 0
+            if isinstance(placement, StridedShard):
+                after = self._cuts_before(axis, placement, order)
+            order.insert(after, axis)
+        placements = tuple(self.placements[axis] for axis in order)
+        return Sharding(
+            self.mesh.transposed(tuple(order)),
+            tuple(Shard(p.dim) if isinstance(p, StridedShard) else p for p in placements),
+            self.shape,
+        )
+
+    def _cuts_before(self, axis: int, placement: StridedShard, later: Sequence[int]) -> int:
+        """How many of the axes to the right cut before a strided one: they make its split factor.
+
+        Raises:
+            LayoutError: no axes to the right multiply to the split factor.
+        """
+        factor = 1
+        for count, other in enumerate(later):
+            if factor == placement.split_factor:
+                return count
+            cut = self.placements[other]
+            if isinstance(cut, Shard | StridedShard) and cut.dim == placement.dim:
+                factor *= self.mesh.shape[other]
+        if factor == placement.split_factor:
+            return len(later)
+        raise LayoutError(
+            f"placement {placement} on axis {self.mesh.axes[axis]} was not made by cutting after "
+            f"other axes: those to its right cut dim {placement.dim} into {factor} parts"
+        )
 
     def pieces(self, rank: int, storage: str) -> tuple[Piece, ...]:
         """The regions of `rank`, as views of its contiguous local shard, stored under `storage`."""
@@ -283,39 +347,3 @@ def _starts(intervals: Sequence[Sequence[Interval]]) -> list[tuple[int, ...]]:
 def _subview(local: StridedView, start: tuple[int, ...], shape: tuple[int, ...]) -> StridedView:
     offset = sum(i * step for i, step in zip(start, local.stride, strict=True))
     return StridedView(local.offset + offset, shape, local.stride)
-
-
-def flat_boxes(shape: tuple[int, ...], start: int, length: int) -> tuple[Region, ...]:
-    """The boxes that hold elements `[start, start + length)` of the flattened tensor, in order.
-
-    At most `2 * ndim - 1`: a ragged head, whole rows, a ragged tail, in each dim.
-
-    >>> [(r.offset, r.shape) for r in flat_boxes((4, 4), 2, 8)]
-    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 2))]
-    """
-    if not length:
-        return ()
-    if not shape:
-        return (Region((), ()),)
-    row = prod(shape[1:])
-    if len(shape) == 1 or not row:
-        return (Region((start,), (length,)),)
-    first, head = divmod(start, row)
-    last, tail = divmod(start + length, row)
-    if first == last:
-        return _in_row(shape, first, head, length)
-    boxes: list[Region] = []
-    if head:
-        boxes += _in_row(shape, first, head, row - head)
-        first += 1
-    if last > first:
-        boxes.append(Region((first,) + (0,) * (len(shape) - 1), (last - first, *shape[1:])))
-    if tail:
-        boxes += _in_row(shape, last, 0, tail)
-    return tuple(boxes)
-
-
-def _in_row(shape: tuple[int, ...], row: int, start: int, length: int) -> tuple[Region, ...]:
-    return tuple(
-        Region((row, *box.offset), (1, *box.shape)) for box in flat_boxes(shape[1:], start, length)
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from reshard.dtypes import itemsize
 from reshard.errors import PlanError
-from reshard.layout.sharding import flat_boxes
+from reshard.layout.boxes import flat_boxes
 from reshard.plan.model import Move
 
 

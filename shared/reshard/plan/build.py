@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from reshard.dtypes import itemsize
 from reshard.errors import PlanError
+from reshard.layout.boxes import flat_boxes
 from reshard.layout.holding import RankLayout
 from reshard.layout.region import Region
-from reshard.layout.sharding import flat_boxes
 from reshard.plan.classes import TensorClass, classify
 from reshard.plan.demands import Demand, demands
 from reshard.plan.model import Bounds, TransferOp, TransferPlan

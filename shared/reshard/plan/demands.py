@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reshard.errors import PlanError
+from reshard.layout.boxes import subtract, union
 from reshard.layout.region import Region
-from reshard.layout.table import subtract, union
 from reshard.plan.classes import ByRank, TensorClass
 
 

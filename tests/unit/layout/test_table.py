@@ -10,9 +10,10 @@ from tests.unit.layout.strategies import elements
 
 from reshard.errors import LayoutError
 from reshard.ids import FQN
+from reshard.layout.boxes import subtract, union
 from reshard.layout.pieces import Piece
 from reshard.layout.region import Region
-from reshard.layout.table import PieceTable, subtract, union
+from reshard.layout.table import PieceTable
 from reshard.layout.view import StridedView
 
 W = FQN("w")
