@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from reshard.agreement import gather
+from reshard.agreement import fault_error, gather
 from reshard.board import BoardClient, Deadline
-from reshard.errors import DigestMismatch, PlanError
+from reshard.errors import DeadlineExceeded, DigestMismatch, PlanError
 from reshard.ids import GroupRank
 from reshard.layout.holding import RankLayout
 from reshard.plan import TransferPlan, make_plan
@@ -68,15 +68,10 @@ def join(
     Raises:
         PlanError: some rank has faults, or the layouts cannot be joined; the same text everywhere.
         DigestMismatch: ranks built different plans.
-        PeerError: another rank failed.
+        PeerError: another rank failed (the session has a fault).
         DeadlineExceeded: names the ranks that did not report.
     """
-    prefix = scope(session.engine, session.epoch)
-    ranks = range(session.trainer_size + session.engine_size)
-    board.put(f"{prefix}/layout/{rank}", encode(report))
-    if rank == 0:
-        board.put(f"{prefix}/world", encode(_merge(board, session, ranks, deadline)))
-    world = decode(board.get(f"{prefix}/world", deadline), World)
+    world = _world(board, session, rank, report, deadline)
     if world.faults:
         raise PlanError(
             f"trainer and engine {session.engine} cannot be joined; nothing was sent, the engine "
@@ -88,12 +83,36 @@ def join(
     return Joined(plan, world)
 
 
+def _world(
+    board: BoardClient,
+    session: ConnectInfo,
+    rank: GroupRank,
+    report: LayoutReport,
+    deadline: Deadline,
+) -> World:
+    """All reports; merged once, by trainer rank 0."""
+    prefix = scope(session.engine, session.epoch)
+    if rank == 0:
+        reports = _gather(board, session, "layout", rank, encode(report), deadline)
+        world = _merge(session, [decode(raw, LayoutReport) for raw in reports.values()])
+        board.put(f"{prefix}/world", encode(world), deadline)
+        return world
+    board.put(f"{prefix}/layout/{rank}", encode(report), deadline)
+    fault = f"{prefix}/fault"
+    found = board.get_all((f"{prefix}/world",), deadline, unless=fault)
+    if not found.missing:
+        return decode(found.values[f"{prefix}/world"], World)
+    if fault in found.values:
+        raise fault_error(found.values[fault], session.trainer_size)
+    raise DeadlineExceeded(
+        f"no answer from trainer rank 0 in phase layout within {deadline.seconds:g} s"
+    )
+
+
 def _agree_on_digest(
     board: BoardClient, session: ConnectInfo, rank: GroupRank, digest: str, deadline: Deadline
 ) -> None:
-    ranks = range(session.trainer_size + session.engine_size)
-    prefix = scope(session.engine, session.epoch)
-    digests = gather(board, f"{prefix}/digest", rank, ranks, digest.encode(), deadline)
+    digests = _gather(board, session, "digest", rank, digest.encode(), deadline)
     if len(set(digests.values())) > 1:
         raise DigestMismatch(
             "ranks built different plans from the same layouts; nothing was sent. Do all processes "
@@ -102,11 +121,27 @@ def _agree_on_digest(
         )
 
 
-def _merge(
-    board: BoardClient, session: ConnectInfo, ranks: Sequence[int], deadline: Deadline
-) -> World:
-    prefix = scope(session.engine, session.epoch)
-    reports = [decode(board.get(f"{prefix}/layout/{r}", deadline), LayoutReport) for r in ranks]
+def _gather(
+    board: BoardClient,
+    session: ConnectInfo,
+    step: str,
+    rank: GroupRank,
+    value: bytes,
+    deadline: Deadline,
+) -> dict[int, bytes]:
+    """All ranks' values, in the order of ranks."""
+    return gather(
+        board,
+        f"{scope(session.engine, session.epoch)}/{step}",
+        rank,
+        range(session.trainer_size + session.engine_size),
+        value,
+        deadline,
+        trainer_size=session.trainer_size,
+    )
+
+
+def _merge(session: ConnectInfo, reports: Sequence[LayoutReport]) -> World:
     faults = tuple(
         f"{_who(session, rank)}: {fault}"
         for rank, report in enumerate(reports)
