@@ -4,6 +4,7 @@ Two ranks share two cores, the model is tiny, and nothing is downloaded. An engi
 minute to start (imports), so tests share them: see `tests/engine/conftest.py`.
 """
 
+import re
 import socket
 import sys
 import time
@@ -198,6 +199,7 @@ def vllm_server(spec: EngineSpec, logs: Path) -> Iterator[VllmServer]:
         log = logs / f"vllm-{port}-{time.time_ns()}.log"
         environment = CPU_ENVIRONMENT | dict(spec.env)
         with (
+            _without_segments(log),
             started(spec.command(port), log=log, env=environment) as tree,
             httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=CALL_SECONDS) as client,
         ):
@@ -208,6 +210,17 @@ def vllm_server(spec: EngineSpec, logs: Path) -> Iterator[VllmServer]:
             taken = PORT_TAKEN in log.read_text(errors="replace").lower()
             if not taken or attempt == PORT_ATTEMPTS - 1:
                 raise AssertionError(f"vLLM did not start ({log}):\n{tree.log_tail()}")
+
+
+@contextmanager
+def _without_segments(log: Path) -> Iterator[None]:
+    """Remove at exit the shared memory that vLLM's CPU ranks leave behind, even at a clean end."""
+    try:
+        yield
+    finally:
+        for name in set(re.findall(r"vllm_dist_\w+", log.read_text(errors="replace"))):
+            for segment in Path("/dev/shm").glob(f"{name}*"):
+                segment.unlink(missing_ok=True)
 
 
 def _wait_for_health(tree: Started, client: httpx.Client) -> bool:
