@@ -15,7 +15,6 @@ from vllm.config import VllmConfig
 
 from reshard.dtypes import DType, itemsize, parse_dtype
 from reshard.ids import FQN
-from reshard.layout.boxes import union, volume
 from reshard.layout.holding import TensorLayout
 from reshard.layout.pieces import Piece
 from reshard.layout.region import Region
@@ -184,13 +183,11 @@ class VllmInstaller:
         counts = dict.fromkeys(_ORDER, 0)
         for dtype, table in self._tables.items():
             for name in table.names:
-                seen = 0
-                regions: list[Region] = []
+                seen, pieces = 0, list[Piece]()
                 for kind in _ORDER:
-                    regions += [
-                        p.region for p in table.pieces(name) if self._class_of(p.storage) == kind
-                    ]
-                    total = volume(union(regions))
+                    pieces += [p for p in table.pieces(name) if self._class_of(p.storage) == kind]
+                    union = PieceTable({name: pieces}).regions(name)
+                    total = sum(box.volume for box in union)
                     counts[kind] += (total - seen) * itemsize(dtype)
                     seen = total
         return ClassBytes(**counts)

@@ -6,6 +6,7 @@ in load layout, and puts the result back into the live parameters, whose address
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -105,17 +106,16 @@ def rerun(layer: Layer, config: VllmConfig, loaded: Mapping[str, torch.Tensor]) 
         RecordingError: the result does not fit the live parameters.
     """
     module = layer.module
-    live = {n: p for n, p in module._parameters.items() if p is not None}
+    live = dict(module._parameters)
     tensors = _plain_tensors(module)
     _step(layer, config, loaded)
     made = dict(module._parameters)
+    module._parameters.clear()
+    module._parameters.update(live)
     for name, parameter in live.items():
         result = made.get(name)
-        if result is not None and result is not parameter:
+        if parameter is not None and result is not None and result is not parameter:
             _put_back(layer.parameter_name(name), parameter.data, result.detach())
-        module._parameters[name] = parameter
-    for name in set(made) - set(live):
-        del module._parameters[name]
     for name, tensor in tensors.items():
         fresh = module.__dict__.get(name)
         if isinstance(fresh, torch.Tensor) and fresh is not tensor and fresh.shape == tensor.shape:
@@ -133,9 +133,21 @@ def _step(layer: Layer, config: VllmConfig, loaded: Mapping[str, torch.Tensor]) 
         if layer.deferred:
             module.process_weights_after_loading(config.model_config.dtype)  # type: ignore[operator]
         else:
-            module.quant_method.process_weights_after_loading(module)  # type: ignore[union-attr, operator]
+            _as_on_first_call(module).process_weights_after_loading(module)
             if hasattr(module, "update_param_tp_status"):
                 module.update_param_tp_status()  # type: ignore[operator]
+
+
+def _as_on_first_call(module: torch.nn.Module) -> QuantizeMethodBase:
+    """A copy of the module's method that does not know that it ran before.
+
+    MoE methods skip the experts' own step (on CPUs: the packing) once they have a kernel. The live
+    kernel stays with the module's method: it refers to the live parameters.
+    """
+    method: QuantizeMethodBase = copy.copy(module.quant_method)  # type: ignore[arg-type]
+    if getattr(method, "moe_kernel", None) is not None:
+        method.moe_kernel = None  # type: ignore[attr-defined]
+    return method
 
 
 def _like(parameter: torch.nn.Parameter | None, tensor: torch.Tensor) -> torch.nn.Parameter:

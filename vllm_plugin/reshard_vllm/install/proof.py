@@ -1,11 +1,12 @@
 """Which live parameters still lie as the loader left them: the round trip.
 
 The engine's checkpoint is loaded once more, into shadows in load layout, through the recorded map.
-A parameter whose live bytes equal its shadow is *direct*. A layer whose post-load step, rehearsed on
-the shadows, gives the live bytes and the live outputs is *repeatable*: those of its parameters that
-differ from their shadows are *repacked*. Everything else is *refused*, by name. Where there is no
-checkpoint (dummy weights), layers are rehearsed on made-up values instead: a step that leaves every
-byte alone proves its parameters direct, one that gives the same twice proves itself repeatable.
+A parameter whose live bytes equal its shadow is *direct*. A layer whose post-load step, rehearsed
+on the shadows, gives the live bytes and the live outputs is *repeatable*: those of its parameters
+that differ from their shadows are *repacked*. Everything else is *refused*, by name. Where there is
+no checkpoint (dummy weights), layers are rehearsed on made-up values instead: a step that leaves
+every byte alone proves its parameters direct, one that gives the same twice proves itself
+repeatable.
 """
 
 import logging
@@ -191,16 +192,10 @@ class _Prover:
         for slot in self._recorded.slots.values():
             for name in slot.names:
                 local = name.removeprefix(prefix)
-                if (
-                    name.startswith(prefix)
-                    and "." not in local
-                    and not self._is_buffer(layer, local)
-                ):
+                own = name.startswith(prefix) and "." not in local
+                if own and local not in layer.module._buffers:
                     loaded[local] = self._shadow.tensor(slot.key)
         return loaded
-
-    def _is_buffer(self, layer: Layer, local: str) -> bool:
-        return local in layer.module._buffers
 
     def _slot_of(self, layer: Layer, local: str) -> Slot:
         name = layer.parameter_name(local)
