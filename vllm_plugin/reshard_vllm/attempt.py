@@ -7,16 +7,11 @@ first write to live storage and comes down after the last one.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import torch
 from reshard.agreement import gather
 from reshard.board import Deadline
-from reshard.transport.exchange import Exchange
-
 from reshard.errors import ReshardError
-from reshard.layout.region import Region
-from reshard.plan import Move
 from reshard.session import RankResult, ReceiveInfo, attempt_scope
 from reshard.wire import decode, encode
 from reshard_vllm.membership import Membership
@@ -35,12 +30,14 @@ class Attempt:
     def __init__(
         self, session: Membership, info: ReceiveInfo, raise_fence: Callable[[str], None]
     ) -> None:
-        if session.joined is None or session.installer is None or session.group is None:
+        if session.joined is None or session.installer is None or session.exchange is None:
             raise ReshardError(f"epoch {info.epoch} was never joined; connect again")
         self.info = info
         self.commit_seconds: dict[str, float] = {}
         self._session = session
+        self._joined = session.joined
         self._installer = session.installer
+        self._exchange = session.exchange
         self._raise_fence = raise_fence
         self._deadline = Deadline.after(session.info.deadline_seconds)
         self._received = False
@@ -88,7 +85,6 @@ class Attempt:
 
     def _run(self) -> None:
         session = self._session
-        assert session.joined is not None
         prefix = attempt_scope(session.info.engine, session.info.epoch, self.info.attempt)
         ranks = range(session.info.trainer_size + session.info.engine_size)
         result = self._receive()
@@ -100,6 +96,7 @@ class Attempt:
                 ranks,
                 encode(result),
                 self._deadline,
+                trainer_size=session.info.trainer_size,
             )
         except ReshardError:
             # The trainer sees the same failure and does not ask for a commit.
@@ -108,31 +105,14 @@ class Attempt:
         self._received = not any(decode(raw, RankResult).error for raw in answers.values())
 
     def _receive(self) -> RankResult:
-        session = self._session
-        assert session.joined is not None
-        assert session.group is not None
+        held = self._joined.plan.digest
+        if self.info.plan_digest != held:
+            return RankResult(error=f"plan {held} here, {self.info.plan_digest} asked for")
         try:
-            if self.info.plan_digest != session.joined.plan.digest:
-                held = session.joined.plan.digest
-                return RankResult(error=f"plan {held} here, {self.info.plan_digest} asked for")
             self._installer.begin()
-            if session.info.install == "in_place":
+            if self._session.info.install == "in_place":
                 self._raise_fence(self._torn_text())
-            exchange = Exchange(
-                session.group,
-                session.joined.plan.for_rank(session.rank),
-                read=_nothing_to_read,
-                write=self._places,
-                bucket_bytes=session.info.bucket_bytes,
-            )
-            report = exchange.run(self._deadline, self.info.attempt)
+            report = self._exchange.run(self._deadline, self.info.attempt)
         except Exception as error:
             return RankResult(error=f"{type(error).__name__}: {error}")
         return RankResult(seconds=dict(report.seconds), nbytes=sum(report.received_bytes.values()))
-
-    def _places(self, move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
-        return self._installer.write(move.name, move.wire_dtype, move.region)
-
-
-def _nothing_to_read(move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
-    raise ReshardError(f"an engine rank was asked to send {move.name}")

@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ReshardInitInfo(WeightTransferInitInfo):
+class ReshardInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """`{"session": ConnectInfo}`; anything else is reported by the receiver, not by parsing."""
 
     session: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass
-class ReshardUpdateInfo(WeightTransferUpdateInfo):
+class ReshardUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """`{"step": "receive" | "commit", "message": ReceiveInfo | CommitInfo}`."""
 
     step: str = ""
     message: dict[str, object] = field(default_factory=dict)
 
 
-class ReshardTransferEngine(WeightTransferEngine[ReshardInitInfo, ReshardUpdateInfo]):
+class ReshardTransferEngine(
+    WeightTransferEngine[ReshardInitInfo, ReshardUpdateInfo]  # type: ignore[misc]
+):
     """Receives this rank's shard of each policy version."""
 
     init_info_cls = ReshardInitInfo

@@ -4,16 +4,20 @@ Not here: which sessions are admitted (`receiver.py`), one refit (`attempt.py`).
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
-from reshard.board import BoardClient, Deadline
-from reshard.transport.group import RefitGroup, open_group
+import torch
 
+from reshard.agreement import report_fault
+from reshard.board import BoardClient, Deadline
 from reshard.errors import DeadlineExceeded, ReshardError
 from reshard.hosts import host_identity
 from reshard.ids import GroupRank
 from reshard.joining import Joined, join
 from reshard.layout.holding import RankLayout
+from reshard.layout.region import Region
+from reshard.plan import Move
 from reshard.session import (
     ConnectInfo,
     EngineHello,
@@ -24,6 +28,8 @@ from reshard.session import (
     attempt_scope,
     scope,
 )
+from reshard.transport.exchange import Exchange
+from reshard.transport.group import RefitGroup, open_group
 from reshard.wire import decode, encode
 from reshard_vllm.target import Installer, Target
 
@@ -40,6 +46,8 @@ class Membership:
         board: the run's control board.
         rank: this process's group rank.
         joined: the plan and the world; None until `join` succeeded.
+        installer: where the bytes land; None until this rank has described itself.
+        exchange: how they arrive; None until the group is open.
     """
 
     def __init__(self, info: ConnectInfo, board: BoardClient, target: Target) -> None:
@@ -48,6 +56,7 @@ class Membership:
         self.rank = GroupRank(info.trainer_size + target.rank)
         self.joined: Joined | None = None
         self.installer: Installer | None = None
+        self.exchange: Exchange | None = None
         self.group: RefitGroup | None = None
         self._target = target
         self._prefix = scope(info.engine, info.epoch)
@@ -93,11 +102,19 @@ class Membership:
                 self._target.device,
                 self.info.host,
                 deadline,
+                trainer_size=self.info.trainer_size,
             )
         except ReshardError as error:
             fault = Fault(rank=self.rank, phase="bootstrap", text=str(error))
-            self.board.put_first(f"{self._prefix}/fault", encode(fault))
+            report_fault(self.board, self._prefix, fault, Deadline.after(_PROBE_SECONDS))
             raise
+        self.exchange = Exchange(
+            self.group,
+            self.joined.plan.for_rank(self.rank),
+            read=_nothing_to_read,
+            write=self._places,
+            bucket_bytes=self.info.bucket_bytes,
+        )
 
     def _describe(self, deadline: Deadline) -> LayoutReport:
         """What this rank needs; every failure becomes a fault that all ranks will show."""
@@ -143,8 +160,16 @@ class Membership:
         self.board.put(f"{prefix}/committed/{self.rank}", encode(result))
 
     def close(self) -> None:
-        """Drop the group and the connection to the board."""
+        """Drop the group, waking whoever waits on it, and the connection to the board."""
         if self.group is not None:
-            self.group.close()
+            self.group.abort()
             self.group = None
         self.board.close()
+
+    def _places(self, move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
+        assert self.installer is not None
+        return self.installer.write(move.name, move.wire_dtype, move.region)
+
+
+def _nothing_to_read(move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
+    raise ReshardError(f"an engine rank was asked to send {move.name}")

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
-from reshard.board import BoardClient, Deadline
 
+from reshard.board import BoardClient, Deadline
 from reshard.session import CommitInfo, ConnectInfo, ReceiveInfo
 from reshard_vllm.attempt import Attempt
 from reshard_vllm.membership import Membership
@@ -78,8 +78,8 @@ class Receiver:
         board = BoardClient(info.invitation, deadline)
         refusal = self._refusal(info)
         newcomer = Membership(info, board, self._target)
-        if refusal is not None:
-            newcomer.introduce(refusal[0], refusal[1], self._version, self.update_active)
+        if refusal:
+            newcomer.introduce("taken", refusal, self._version, self.update_active)
             newcomer.close()
             return
         self._leave()
@@ -92,32 +92,31 @@ class Receiver:
         if state == "ready":
             newcomer.join(deadline)
 
-    def _refusal(self, info: ConnectInfo) -> tuple[str, str] | None:
-        """Why this rank stays with its present session, as (state, detail)."""
+    def _refusal(self, info: ConnectInfo) -> str:
+        """Why this rank stays with its present session; empty if it does not."""
         current = self._session
         if current is None or info.takeover:
-            return None
+            return ""
         if current.info.run_id == info.run_id:
             if info.epoch > current.info.epoch:
-                return None
-            return "taken", f"epoch {info.epoch} is not newer than {current.info.epoch}"
+                return ""
+            return f"epoch {info.epoch} is not newer than {current.info.epoch}"
         if not current.trainer_answers():
-            logger.warning(
-                "reshard: run %s is gone; run %s follows", current.info.run_id, info.run_id
-            )
-            return None
-        return "taken", (
+            logger.warning("reshard: run %s is gone, %s follows", current.info.run_id, info.run_id)
+            return ""
+        return (
             f"this engine is in a session with run {current.info.run_id}; close that trainer's "
             "hook, or attach with takeover=True"
         )
 
     def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            # Wakes an attempt that still waits for bytes: it must end before buffers are reused.
+            session.close()
         if self._attempt is not None:
             self._attempt.end()
             self._attempt = None
-        if self._session is not None:
-            self._session.close()
-            self._session = None
 
     def _receive(self, info: ReceiveInfo) -> None:
         session = self._current(info.run_id, info.epoch)

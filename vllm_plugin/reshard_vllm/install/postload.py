@@ -144,9 +144,9 @@ def _as_on_first_call(module: torch.nn.Module) -> QuantizeMethodBase:
     MoE methods skip the experts' own step (on CPUs: the packing) once they have a kernel. The live
     kernel stays with the module's method: it refers to the live parameters.
     """
-    method: QuantizeMethodBase = copy.copy(module.quant_method)  # type: ignore[arg-type]
+    method: QuantizeMethodBase = copy.copy(module.quant_method)
     if getattr(method, "moe_kernel", None) is not None:
-        method.moe_kernel = None  # type: ignore[attr-defined]
+        method.moe_kernel = None
     return method
 
 
@@ -156,7 +156,7 @@ def _like(parameter: torch.nn.Parameter | None, tensor: torch.Tensor) -> torch.n
         return torch.nn.Parameter(tensor, requires_grad=False)
     fresh = torch.Tensor._make_subclass(type(parameter), tensor, False)
     fresh.__dict__.update(parameter.__dict__)
-    return fresh  # type: ignore[return-value]
+    return fresh
 
 
 def _plain_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

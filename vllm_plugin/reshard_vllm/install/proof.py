@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from reshard.ids import FQN
 from reshard_vllm.install import checkpoint
@@ -182,7 +183,8 @@ class _Prover:
     def _apply(self, layer: Layer, probe: torch.Tensor) -> torch.Tensor:
         module = layer.module
         with set_current_vllm_config(self._config), torch.no_grad():
-            output: torch.Tensor = module.quant_method.apply(module, probe)  # type: ignore[union-attr, operator]
+            method: QuantizeMethodBase = module.quant_method
+            output: torch.Tensor = method.apply(module, probe)
         return output
 
     def _loaded(self, layer: Layer) -> dict[str, torch.Tensor]:

@@ -73,7 +73,7 @@ def layout_of(vllm_config: VllmConfig, specs: Sequence[TensorSpec]) -> LoaderMap
     try:
         with set_current_vllm_config(vllm_config), torch.no_grad(), tape:
             named = zip((spec.name for spec in specs), sources, strict=True)
-            skeleton.load_weights(named)
+            skeleton.load_weights(named)  # type: ignore[operator]
     except RecordingError:
         raise
     except Exception as error:

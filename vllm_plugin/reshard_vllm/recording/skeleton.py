@@ -37,7 +37,8 @@ def _build(vllm_config: VllmConfig, device: str) -> torch.nn.Module:
         set_default_torch_dtype(dtype),
         torch.device(device),
     ):
-        return initialize_model(vllm_config)
+        model: torch.nn.Module = initialize_model(vllm_config)
+        return model
 
 
 @contextlib.contextmanager

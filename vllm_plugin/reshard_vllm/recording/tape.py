@@ -75,7 +75,7 @@ class Note:
         return [leaf for leaf in flat if isinstance(leaf, Ref)]
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records while entered.
 
     Attributes:
@@ -83,7 +83,7 @@ class Tape(TorchDispatchMode):
     """
 
     def __init__(self, sources: Sequence[torch.Tensor], owned: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self._kinds: dict[int, Kind] = {storage_of(t): "owned" for t in owned}
         self._kinds |= {storage_of(t): "source" for t in sources}
