@@ -5,6 +5,7 @@ A plain object, driven by one thread; time is an argument. Not here: sockets and
 """
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from reshard.board.messages import (
     Add,
     DeletePrefix,
+    Forget,
     Leave,
     Ping,
     Put,
@@ -163,6 +165,11 @@ class Blackboard:
                 self._delete(prefix)
             case Wait():
                 return self._open_wait(client, record, number, operation, now)
+            case Forget(forgotten):
+                if forgotten in record.waits:
+                    record.waits.discard(forgotten)
+                    self._close_wait((client, forgotten))
+                return []
             case Leave():
                 self._forget(client)
                 return []
@@ -229,8 +236,17 @@ class Blackboard:
             return [self._answer(ticket, now)]
         for key in _watched(wait):
             self._waiters.setdefault(key, set()).add(ticket)
-        heapq.heappush(self._expiries, (now + wait.seconds, ticket))
+        self._schedule(now + wait.seconds, ticket)
         return []
+
+    def _schedule(self, at: float, ticket: _Ticket) -> None:
+        if at == math.inf:
+            return
+        heapq.heappush(self._expiries, (at, ticket))
+        if len(self._expiries) > 2 * len(self._waits) + 64:
+            # Most belong to waits that were answered before their time.
+            self._expiries = [each for each in self._expiries if each[1] in self._waits]
+            heapq.heapify(self._expiries)
 
     def _satisfied(self, open_wait: _OpenWait) -> bool:
         wait = open_wait.wait

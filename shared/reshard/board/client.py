@@ -6,6 +6,7 @@ Every call is a request to the connection's thread and a wait for its answer. No
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 
@@ -36,6 +37,33 @@ class Found:
     values: dict[str, bytes]
     ages: dict[str, float]
     missing: tuple[str, ...]
+
+
+class Watch:
+    """A wait that its owner looks at from time to time, and ends when it likes."""
+
+    def __init__(self, connection: Connection, key: str, number: int, answer: "Future[Reply]"):
+        self._connection = connection
+        self._key = key
+        self._number = number
+        self._answer = answer
+
+    def value(self, seconds: float) -> bytes | None:
+        """The value, once it is there; None if it is not after `seconds`.
+
+        Raises:
+            CancelledError: `end` was called.
+            ReshardError: the connection has ended.
+        """
+        try:
+            return self._answer.result(seconds).values.get(self._key)
+        except FutureTimeout:
+            return None
+
+    def end(self) -> None:
+        """Wait no longer; a thread in `value` returns at once. Harmless when repeated."""
+        self._answer.cancel()
+        self._connection.settle(self._number)
 
 
 class BoardClient:
@@ -113,6 +141,12 @@ class BoardClient:
     def get_all(self, keys: Sequence[str], deadline: Deadline, unless: str = "") -> Found:
         """What is there of `keys` once all are, or once `unless` is, or at the deadline."""
         return self._wait(keys, deadline, every=True, unless=unless)
+
+    def watch(self, key: str) -> Watch:
+        """Start waiting for `key`, without a deadline; the caller ends the watch."""
+        wait = Wait((key,), every=True, unless="", seconds=math.inf)
+        number, answer = self._connection.ask(wait)
+        return Watch(self._connection, key, number, answer)
 
     def peek(self, key: str, deadline: Deadline | None = None) -> bytes | None:
         """The value of `key`, or None if it is absent."""

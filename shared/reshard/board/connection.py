@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from reshard.board.invitation import Invitation
-from reshard.board.messages import Leave, Operation, Reply, Request
+from reshard.board.messages import Forget, Leave, Operation, Reply, Request
 from reshard.errors import DeadlineExceeded, PeerError, ReshardError, WireError
 from reshard.wire import MAX_MESSAGE_BYTES, decode, encode
 
@@ -90,9 +90,15 @@ class Connection:
         return number, answer
 
     def settle(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Nobody waits for this answer any more; the board is told if it never came."""
         with self._lock:
-            self._pending.pop(number, None)
+            pending = self._pending.pop(number, None)
+            if self._end is not None or pending is None or _answered(pending.answer):
+                return
+            self._last_number += 1
+            settled = min(self._pending, default=self._last_number) - 1
+            self._outbox.append(encode(Request(self._last_number, settled, Forget(number))))
+        self._wake()
 
     def close(self) -> None:
         """Leave the board; every waiting caller gets an error."""
@@ -243,6 +249,10 @@ class Connection:
         self._context.term()
         self._wake_reader.close()
         self._wake_writer.close()
+
+
+def _answered(answer: "Future[Reply]") -> bool:
+    return answer.done() and not answer.cancelled() and answer.exception() is None
 
 
 def _fail(answer: "Future[Reply]", error: ReshardError) -> None:

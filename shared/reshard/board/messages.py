@@ -50,6 +50,12 @@ class Wait(msgspec.Struct, frozen=True, tag="wait"):
     seconds: float
 
 
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody waits any more for the answer to this wait. Not answered itself."""
+
+    number: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Is anyone there?"""
 
@@ -58,7 +64,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The client goes; the board forgets it. Not answered."""
 
 
-Operation = Put | PutFirst | Add | DeletePrefix | Wait | Ping | Leave
+Operation = Put | PutFirst | Add | DeletePrefix | Wait | Forget | Ping | Leave
 
 
 class Request(msgspec.Struct, frozen=True):

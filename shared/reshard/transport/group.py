@@ -22,6 +22,7 @@ from reshard.board.addresses import interfaces, listening_address, local_address
 from reshard.errors import PeerError, ReshardError
 from reshard.ids import GroupRank
 from reshard.transport.rendezvous import BoardStore
+from reshard.transport.staging import Staging
 from reshard.wire import decode, encode
 
 _ABORT_TAG = 2**31 - 1
@@ -60,6 +61,7 @@ class RefitGroup:
         board: the run's board.
         session: prefix of the session's keys.
         trainer_size: number of trainer ranks, to name ranks in messages, or None.
+        staging: buffers that the group's exchanges share.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class RefitGroup:
         self.board = board
         self.session = session
         self.trainer_size = trainer_size
+        self.staging = Staging(device)
 
     def __repr__(self) -> str:
         return f"RefitGroup({self.session!r}, rank {self.rank} of {self.size}, {self.device.type})"

@@ -1,0 +1,231 @@
+"""Executes one rank's part of a plan over the session's group: pack, send, receive, unpack.
+
+All receives are under way before the first send, several peers at once, in buffers that are made
+once and bounded. Not here: gloo's and NCCL's ways of waiting (`windows.py`, `rounds.py`), shared
+memory (`shm.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from reshard.agreement import fault_error
+from reshard.board import Deadline
+from reshard.errors import DigestMismatch, ReshardError
+from reshard.plan import RankPlan
+from reshard.session import Fault
+from reshard.transport.group import RefitGroup
+from reshard.transport.messages import Message, TransferFailed
+from reshard.transport.places import CopyList, Locate, copy_between
+from reshard.transport.report import ExchangeReport
+from reshard.transport.rounds import Rounds
+from reshard.transport.schedule import make_schedule
+from reshard.transport.timing import Timing
+from reshard.transport.watch import Watch
+from reshard.transport.windows import Windows
+from reshard.wire import decode, encode
+
+IN_FLIGHT = 4
+"""Messages under way at one time, each way."""
+
+_MAX_GREETING_BYTES = 2**24
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """What a rank is about to do, agreed with its peers before the first byte.
+
+    Attributes:
+        attempt: number of the refit.
+        fingerprints: by peer: a hash of the messages to and from it.
+    """
+
+    attempt: int
+    fingerprints: dict[int, str]
+
+
+class Executor(Protocol):
+    """Makes a schedule's transfers."""
+
+    @property
+    def sends(self) -> Sequence[Message]:
+        """In order."""
+
+    @property
+    def receives(self) -> Sequence[Message]:
+        """In order."""
+
+    def run(self, watch: Watch, timing: Timing, deadline: Deadline, attempt: int) -> None:
+        """Make all transfers.
+
+        Raises:
+            TransferFailed: a message was lost.
+        """
+
+
+class Exchange:
+    """One rank's transfers, made ready once and run at every refit.
+
+    The views that `read` and `write` return are kept: where a storage moves, make a new exchange.
+    Exchanges of one group share buffers, so only one runs at a time.
+    """
+
+    def __init__(
+        self,
+        group: RefitGroup,
+        rank_plan: RankPlan,
+        read: Locate,
+        write: Locate,
+        bucket_bytes: int,
+        *,
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
+        """Cut the plan into messages. Touches no memory before the first run.
+
+        Args:
+            group: the session's.
+            rank_plan: this rank's part.
+            read: where this rank holds the elements of a move.
+            write: where it puts them; all places of an element.
+            bucket_bytes: largest message, in bytes; the same on all ranks.
+            in_flight: messages under way at one time, each way; the same on all ranks.
+        """
+        self._group = group
+        self._plan = rank_plan
+        self._read = read
+        self._write = write
+        self._in_flight = in_flight
+        self._schedule = make_schedule(rank_plan, group.size, bucket_bytes)
+        self._executor: Executor | None = None
+        self._local = CopyList()
+
+    def run(self, deadline: Deadline, attempt: int) -> ExchangeReport:
+        """Make all transfers of one refit.
+
+        Args:
+            deadline: for all of it.
+            attempt: number of the refit within its session; never twice the same.
+
+        Raises:
+            PeerError: another rank failed, or did not take part in time: names it, the tensor and
+                the phase. The group is then closed on this rank.
+            DigestMismatch: two ranks cut their messages differently; nothing was sent.
+            ReshardError: this rank failed; the others are told.
+        """
+        timing = Timing()
+        scope = f"{self._group.session}/a{attempt}"
+        watch = Watch(self._group, scope, deadline)
+        phase = "prepare"
+        try:
+            with timing(phase):
+                executor = self._prepared()
+            phase = "agree"
+            with timing(phase):
+                self._agree(watch, scope, attempt, deadline)
+            phase = "transfer"
+            with watch:
+                executor.run(watch, timing, deadline, attempt)
+            phase = "local"
+            with timing(phase):
+                self._local.run()
+        except TransferFailed as failure:
+            raise self._lost(watch, failure) from failure
+        except ReshardError as error:
+            self._give_up(watch, phase, str(error))
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._give_up(watch, phase, why)
+            own = self._group.name(self._group.rank)
+            raise ReshardError(f"{own} failed in phase {phase}: {why}") from error
+        return self._report(executor, timing)
+
+    def _prepared(self) -> Executor:
+        """The messages and their copies, made at the first run."""
+        if self._executor is None:
+            for move in self._plan.local:
+                copy_between(self._local, self._read(move), self._write(move), move)
+            self._executor = self._make_executor()
+        return self._executor
+
+    def _make_executor(self) -> Executor:
+        kind = Rounds if self._group.backend == "nccl" else Windows
+        return kind(self._group, self._schedule, self._read, self._write, self._in_flight)
+
+    def _agree(self, watch: Watch, scope: str, attempt: int, deadline: Deadline) -> None:
+        """Meet the peers of this attempt, and make sure that the messages are the same."""
+        group, own = self._group, dict(self._schedule.fingerprints)
+        if not own:
+            return
+        greeting = encode(Greeting(attempt, own))
+        group.board.put(f"{scope}/exchange/{group.rank}", greeting, deadline)
+        keys = {peer: f"{scope}/exchange/{peer}" for peer in own}
+        fault_key = f"{group.session}/fault"
+        found = group.board.get_all(tuple(keys.values()), deadline, unless=fault_key)
+        if fault_key in found.values:
+            raise fault_error(found.values[fault_key], group.trainer_size)
+        absent = [peer for peer, key in keys.items() if key in found.missing]
+        if absent:
+            text = f"did not come to the exchange within {deadline.seconds:g} s"
+            raise fault_error(watch.blame(Fault(absent[0], "agree", text)), group.trainer_size)
+        theirs = {
+            peer: decode(found.values[key], Greeting, limit=_MAX_GREETING_BYTES)
+            for peer, key in keys.items()
+        }
+        self._compare(own, theirs, attempt)
+
+    def _compare(
+        self, own: Mapping[int, str], theirs: Mapping[int, Greeting], attempt: int
+    ) -> None:
+        group = self._group
+        faults = []
+        for peer, greeting in theirs.items():
+            told = greeting.fingerprints.get(int(group.rank))
+            if (greeting.attempt, told) != (attempt, own[peer]):
+                faults.append(
+                    f"{group.name(peer)}: attempt {greeting.attempt}, messages {told}; "
+                    f"{group.name(group.rank)}: attempt {attempt}, messages {own[peer]}"
+                )
+        if faults:
+            raise DigestMismatch(
+                "ranks would send and receive different messages; nothing was sent. Do all have "
+                "the same plan and the same bucket_bytes?",
+                faults,
+            )
+
+    def _lost(self, watch: Watch, failure: TransferFailed) -> ReshardError:
+        """The error of a message that was lost: the failure that came first is to blame."""
+        group = self._group
+        fault = watch.verdict or watch.standing_fault()
+        if fault is None:
+            observer = group.name(group.rank)
+            text = f"the connection broke ({observer} was {failure.action}): {failure}"
+            fault = watch.blame(Fault(failure.peer, "transfer", text, failure.tensor))
+        group.abort()
+        return fault_error(fault, group.trainer_size)
+
+    def _give_up(self, watch: Watch, phase: str, why: str) -> None:
+        """This rank cannot go on: tell the others why, then wake them."""
+        watch.blame(Fault(int(self._group.rank), phase, why))
+        self._group.abort()
+
+    def _report(self, executor: Executor, timing: Timing) -> ExchangeReport:
+        received: dict[int, int] = {}
+        sent: dict[int, int] = {}
+        for total, messages in ((received, executor.receives), (sent, executor.sends)):
+            for message in messages:
+                total[message.peer] = total.get(message.peer, 0) + message.buffer.numel()
+        temporary = max(
+            (m.copies.temporary_bytes for m in executor.receives if m.copies is not None),
+            default=0,
+        )
+        return ExchangeReport(
+            received_bytes=received,
+            sent_bytes=sent,
+            local_bytes=sum(move.nbytes for move in self._plan.local),
+            seconds=dict(timing.seconds),
+            messages=len(executor.receives) + len(executor.sends),
+            direct_bytes=sum(m.buffer.numel() for m in executor.receives if m.copies is None),
+            peak_extra_bytes=self._group.staging.held_bytes
+            + max(temporary, self._local.temporary_bytes),
+        )

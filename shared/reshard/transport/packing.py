@@ -1,0 +1,64 @@
+"""A bucket as bytes: which copies fill it, which copies empty it, and when neither is needed.
+
+The elements of a move travel row-major in canonical order, in the wire dtype.
+"""
+
+import torch
+
+from reshard.plan import Bucket, Move
+from reshard.transport.places import CopyList, Locate, checked, part, torch_dtype
+
+
+def filling(bucket: Bucket, message: torch.Tensor, read: Locate) -> CopyList:
+    """The copies that pack a bucket.
+
+    Args:
+        bucket: what it holds.
+        message: flat uint8 tensor of the bucket's size.
+        read: where the elements lie.
+    """
+    copies = CopyList()
+    for move, offset in zip(bucket.moves, bucket.offsets, strict=True):
+        packed, wire = _packed(message, move, offset), torch_dtype(move.wire_dtype)
+        for region, view in checked(read(move), move, "source"):
+            copies.add(part(packed, move.region, region), view, wire)
+    return copies
+
+
+def emptying(bucket: Bucket, message: torch.Tensor, write: Locate) -> CopyList:
+    """The copies that unpack a bucket; arguments as for `filling`."""
+    copies = CopyList()
+    for move, offset in zip(bucket.moves, bucket.offsets, strict=True):
+        packed, wire = _packed(message, move, offset), torch_dtype(move.wire_dtype)
+        for region, view in checked(write(move), move, "destination"):
+            copies.add(view, part(packed, move.region, region), wire)
+    return copies
+
+
+def in_place(bucket: Bucket, locate: Locate) -> torch.Tensor | None:
+    """The bucket's bytes where they lie or belong, if one contiguous view holds just them.
+
+    Then nothing is packed or unpacked: the message is the memory itself.
+    """
+    if len(bucket.moves) != 1:
+        return None
+    move = bucket.moves[0]
+    places = locate(move)
+    if len(places) != 1:
+        return None
+    region, view = places[0]
+    if (
+        region != move.region
+        or not view.is_contiguous()
+        or view.dtype != torch_dtype(move.wire_dtype)
+        or view.numel() * view.element_size() != bucket.nbytes
+    ):
+        return None
+    # Not `reshape`: one element may have any stride.
+    return view.detach().as_strided((view.numel(),), (1,)).view(torch.uint8)
+
+
+def _packed(message: torch.Tensor, move: Move, offset: int) -> torch.Tensor:
+    """The part of a message that holds a move, of the shape of its region."""
+    flat = message[offset : offset + move.nbytes].view(torch_dtype(move.wire_dtype))
+    return flat.view(move.region.shape)

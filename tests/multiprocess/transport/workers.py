@@ -1,0 +1,87 @@
+"""What the processes of the transport tests run."""
+
+from collections.abc import Sequence
+
+import torch
+from tests.multiprocess.transport.worlds import (
+    destinations,
+    locate,
+    mismatches,
+    random_world,
+    sources,
+)
+
+from reshard.board import BoardClient, Deadline, Invitation
+from reshard.errors import ReshardError
+from reshard.ids import GroupRank
+from reshard.layout.region import Region
+from reshard.plan import Move
+from reshard.transport.exchange import Exchange
+from reshard.transport.group import RefitGroup, open_group
+from reshard.transport.rounds import Rounds
+
+
+def nowhere(move: Move) -> list[tuple[Region, torch.Tensor]]:
+    raise ReshardError(f"{move.name} is not here")
+
+
+def join(
+    invitation: Invitation, session: str, rank: int, trainers: int, size: int, seconds: float
+) -> RefitGroup:
+    torch.set_num_threads(1)
+    board = BoardClient(invitation, Deadline.after(seconds))
+    return open_group(
+        board,
+        f"{session}/group",
+        GroupRank(rank),
+        size,
+        torch.device("cpu"),
+        None,
+        Deadline.after(seconds),
+        trainer_size=trainers,
+    )
+
+
+class GlooRounds(Exchange):
+    """An exchange that runs NCCL's rounds over gloo."""
+
+    def _make_executor(self) -> Rounds:
+        return Rounds(self._group, self._schedule, self._read, self._write, self._in_flight)
+
+
+def refit_worlds(
+    invitation: Invitation,
+    session: str,
+    rank: int,
+    trainers: int,
+    engines: int,
+    seeds: Sequence[int],
+    kind: str,
+) -> list[str]:
+    """Make the transfers of several random worlds on one group; what arrived wrong."""
+    group = join(invitation, session, rank, trainers, trainers + engines, 30)
+    wrong: list[str] = []
+    for attempt, seed in enumerate(seeds, start=1):
+        world = random_world(seed, trainers, engines)
+        plan = world.plan().for_rank(GroupRank(rank))
+        trainer = rank < trainers
+        store = sources(world, rank, seed) if trainer else destinations(world, rank, seed)
+        exchange = (GlooRounds if kind == "rounds" else Exchange)(
+            group,
+            plan,
+            read=locate(store) if trainer else nowhere,
+            write=nowhere if trainer else locate(store),
+            bucket_bytes=[64, 1024, 2**20][seed % 3],
+            in_flight=1 + seed % 3,
+        )
+        report = exchange.run(Deadline.after(30), attempt)
+        if not trainer:
+            wrong += [f"seed {seed}: {each}" for each in mismatches(world, rank, store)]
+            expected = {int(p): sum(m.nbytes for m in ms) for p, ms in plan.receives.items()}
+            got = dict(report.received_bytes)
+            # Padding between dtypes is all that a message may hold beside its moves.
+            if any(got.get(p, 0) < n for p, n in expected.items()):
+                wrong.append(f"seed {seed}: reported {got}, planned {expected}")
+    group.close()
+    group.board.close()
+    return wrong
