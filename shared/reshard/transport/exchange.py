@@ -166,7 +166,8 @@ class Exchange:
             raise fault_error(found.values[fault_key], group.trainer_size)
         absent = [peer for peer, key in keys.items() if key in found.missing]
         if absent:
-            text = f"did not come to the exchange within {deadline.seconds:g} s"
+            others = "".join(f", nor did {group.name(peer)}" for peer in absent[1:])
+            text = f"did not come to the exchange within {deadline.seconds:g} s{others}"
             raise fault_error(watch.blame(Fault(absent[0], "agree", text)), group.trainer_size)
         theirs = {
             peer: decode(found.values[key], Greeting, limit=_MAX_GREETING_BYTES)

@@ -1,9 +1,12 @@
 """What the processes of the transport tests run."""
 
+import time
 from collections.abc import Sequence
 
 import torch
 from tests.multiprocess.transport.worlds import (
+    Tensor,
+    World,
     destinations,
     locate,
     mismatches,
@@ -85,3 +88,52 @@ def refit_worlds(
     group.close()
     group.board.close()
     return wrong
+
+
+def one_big_world(elements: int) -> World:
+    """Rank 0 and 1 hold halves of one tensor by rows; each engine rank needs half its columns."""
+    rows, columns = elements // 64, 64
+    held = {r: [Region((r * rows // 2, 0), (rows // 2, columns))] for r in range(2)}
+    needed = {2 + r: [Region((0, r * columns // 2), (rows, columns // 2))] for r in range(2)}
+    tensor = Tensor("big", 0, (rows, columns), "float32", "float32", held, needed)
+    return World(2, 2, [tensor])
+
+
+def refit_until_it_fails(
+    invitation: Invitation, session: str, rank: int, seconds: float, trouble: str
+) -> tuple[str, str, float]:
+    """Refit again and again; the error that ended it, and how long the last attempt took.
+
+    Args:
+        trouble: what rank 1 does: `killed`, `stopped` (by the test), `raises`, `late`.
+    """
+    world = one_big_world(64 * 1024)
+    group = join(invitation, session, rank, 2, 4, 30)
+    store = sources(world, rank, 0) if rank < 2 else destinations(world, rank, 0)
+    read = locate(store) if rank < 2 else nowhere
+
+    def failing(move: Move) -> list[tuple[Region, torch.Tensor]]:
+        raise ValueError("out of luck")
+
+    exchange = Exchange(
+        group,
+        world.plan().for_rank(GroupRank(rank)),
+        read=failing if (rank, trouble) == (1, "raises") else read,
+        write=nowhere if rank < 2 else locate(store),
+        bucket_bytes=4096,
+    )
+    attempt = 0
+    while True:
+        attempt += 1
+        if attempt == 3:
+            group.board.put(f"{session}/busy/{rank}", b"")
+        if (rank, trouble) == (1, "late") and attempt == 3:
+            time.sleep(3600)
+        start = time.monotonic()
+        try:
+            exchange.run(Deadline.after(seconds), attempt)
+        except ReshardError as error:
+            took = time.monotonic() - start
+            group.close()
+            group.board.close()
+            return type(error).__name__, str(error), took
