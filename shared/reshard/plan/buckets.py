@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from reshard.dtypes import itemsize
 from reshard.errors import PlanError
 from reshard.layout.boxes import flat_boxes
-from reshard.plan.model import Move
+from reshard.plan.moves import Move
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,29 @@
-"""From layouts to a plan: classify, find demands, balance the senders, order.
+"""From layouts to a plan: join by name, find demands, balance the senders, assign.
 
 Deterministic: ranks that see the same layouts, in any order, make the same plan.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 
 from reshard.dtypes import itemsize
 from reshard.errors import PlanError
-from reshard.layout.boxes import flat_boxes
+from reshard.ids import FQN, GroupRank
 from reshard.layout.holding import RankLayout
-from reshard.layout.region import Region
+from reshard.layout.side import ByRank, SideLayout, gather
+from reshard.plan.assign import Quota, assign
 from reshard.plan.classes import TensorClass, classify
-from reshard.plan.demands import Demand, demands
+from reshard.plan.demands import Atoms, Demand, demands
 from reshard.plan.model import Bounds, TransferOp, TransferPlan
-from reshard.plan.senders import Holders, balance
+from reshard.plan.senders import Ranks, balance
+
+Side = Sequence[RankLayout] | SideLayout
+"""What the ranks of one side report, or the same in the form for large worlds."""
 
 
-def make_plan(sources: Sequence[RankLayout], destinations: Sequence[RankLayout]) -> TransferPlan:
+def make_plan(sources: Side, destinations: Side) -> TransferPlan:
     """Who sends which region to whom, so that every destination element is received once.
 
     Args:
@@ -26,106 +31,96 @@ def make_plan(sources: Sequence[RankLayout], destinations: Sequence[RankLayout])
         destinations: what each destination rank needs. A rank in both keeps its own overlap.
 
     Raises:
-        PlanError: all mismatches of a kind together: names, shapes, dtypes; then coverage.
+        PlanError: lists every fault: names that the source lacks, mismatched shapes, dtypes that
+            cannot be cast, elements that nobody holds or that are needed twice.
     """
-    classes, unused = classify(sources, destinations)
-    wanted = _demands(classes)
-    amounts: dict[Holders, int] = defaultdict(int)
-    for tensors, demand in wanted:
-        if demand.holders != (demand.destination,):
-            amounts[demand.holders] += _nbytes(classes[tensors], demand)
-    shares, bound = balance(amounts)
-    quotas = {holders: _Quota(dict(sorted(by_rank.items()))) for holders, by_rank in shares.items()}
-    ops: list[TransferOp] = []
-    for tensors, demand in wanted:
-        if demand.holders == (demand.destination,):
-            count = len(classes[tensors].names)
-            ops.append(_op(demand.destination, demand, tensors, 0, count, demand.region))
-        else:
-            ops += _assign(classes[tensors], tensors, demand, quotas[demand.holders])
-    received: dict[int, int] = defaultdict(int)
-    for tensors, demand in wanted:
-        if demand.holders != (demand.destination,):
-            received[demand.destination] += _nbytes(classes[tensors], demand)
-    least = -(-bound.numerator // bound.denominator)
-    return TransferPlan(
-        classes, tuple(ops), Bounds(max(received.values(), default=0), least), unused
-    )
-
-
-def _demands(classes: Sequence[TensorClass]) -> list[tuple[int, Demand]]:
-    wanted: list[tuple[int, Demand]] = []
-    faults: list[str] = []
-    for index, tensors in enumerate(classes):
-        try:
-            wanted += [(index, demand) for demand in demands(tensors)]
-        except PlanError as error:
-            faults += error.faults
+    held = _side("source", sources)
+    needed = _side("destination", destinations)
+    joined = classify(held.sound, needed.sound, held.excused | needed.excused)
+    wanted, uncovered = _all_demands(joined.classes)
+    faults = (*held.faults, *needed.faults, *joined.faults, *uncovered)
     if faults:
-        raise PlanError("destination elements are not covered exactly once", faults)
-    return wanted
+        raise PlanError("no plan can join the source and the destination", faults)
+    return _plan(joined.classes, wanted, joined.unused)
 
 
-def _nbytes(tensors: TensorClass, demand: Demand) -> int:
-    return demand.region.volume * itemsize(tensors.wire_dtype) * len(tensors.names)
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """One side: what is sound, what is not, and why."""
+
+    sound: SideLayout
+    excused: frozenset[FQN]
+    faults: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Quota:
-    """How many bytes each holder of a set still has to send; filled in rank order."""
-
-    left: dict[int, int]
-    order: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.order = list(self.left)
-
-    def take(self, wanted: int, unit: int) -> tuple[int, int]:
-        """The next sender, and how many whole units of at most `wanted` bytes it sends."""
-        while len(self.order) > 1 and self.left[self.order[0]] < unit:
-            # Less than a unit is left: the next holder sends it, so that no load grows by more.
-            done = self.order.pop(0)
-            self.left[self.order[0]] += self.left[done]
-        rank = self.order[0]
-        # The last holder takes what rounding to whole units has left.
-        units = wanted // unit if len(self.order) == 1 else min(wanted, self.left[rank]) // unit
-        self.left[rank] -= units * unit
-        return rank, units
+def _side(side: str, layouts: Side) -> _Checked:
+    joined, by_name = (layouts, {}) if isinstance(layouts, SideLayout) else gather(layouts)
+    faults = list(by_name.values())
+    excused = set(by_name)
+    sound = []
+    for group in joined.groups:
+        if fault := group.fault:
+            faults.append(fault)
+            excused.update(group.names)
+        else:
+            sound.append(group)
+    prefixed = tuple(f"{side}: {fault}" for fault in faults)
+    return _Checked(SideLayout(tuple(sound)), frozenset(excused), prefixed)
 
 
-def _assign(
-    tensors: TensorClass, index: int, demand: Demand, quota: _Quota
-) -> Iterator[TransferOp]:
-    """Fill the holders' quotas: whole tensors first, one tensor split where a quota ends."""
-    element = itemsize(tensors.wire_dtype)
-    each = demand.region.volume * element
-    first, count = 0, len(tensors.names)
-    while first < count:
-        rank, whole = quota.take((count - first) * each, each) if _fits(quota, each) else (-1, 0)
-        if whole:
-            yield _op(rank, demand, index, first, first + whole, demand.region)
-            first += whole
-            continue
-        start = 0
-        while start < demand.region.volume:
-            rank, units = quota.take((demand.region.volume - start) * element, element)
-            for box in _part(demand.region, start, units):
-                yield _op(rank, demand, index, first, first + 1, box)
-            start += units
-        first += 1
+def _all_demands(
+    classes: Sequence[TensorClass],
+) -> tuple[list[list[Demand]], list[str]]:
+    """The demands of each class, and all faults."""
+    # Classes of different names, shapes or needs may be held alike: cut those once.
+    atoms: dict[ByRank, Atoms] = {}
+    wanted: list[list[Demand]] = []
+    faults: list[str] = []
+    for tensors in classes:
+        if tensors.held not in atoms:
+            atoms[tensors.held] = Atoms(tensors.held)
+        found, uncovered = demands(tensors, atoms[tensors.held])
+        wanted.append(found)
+        faults += uncovered
+    return wanted, faults
 
 
-def _fits(quota: _Quota, nbytes: int) -> bool:
-    """Whether the next sender has room for a whole tensor."""
-    return len(quota.order) == 1 or quota.left[quota.order[0]] >= nbytes
+def _plan(
+    classes: tuple[TensorClass, ...], wanted: list[list[Demand]], unused: tuple[FQN, ...]
+) -> TransferPlan:
+    amounts: dict[Ranks, int] = defaultdict(int)
+    received: dict[GroupRank, int] = defaultdict(int)
+    for tensors, demand in _each(classes, wanted):
+        if not demand.stays:
+            nbytes = demand.region.volume * itemsize(tensors.wire_dtype) * len(tensors.names)
+            amounts[demand.holders] += nbytes * len(demand.destinations)
+            for rank in demand.destinations:
+                received[rank] += nbytes
+    # Shares of whole elements; where dtypes of several sizes travel, of the smallest one's.
+    unit = min((itemsize(tensors.wire_dtype) for tensors in classes), default=1)
+    shares, least = balance(amounts, unit)
+    quotas = {holders: Quota(by_rank) for holders, by_rank in shares.items()}
+    ops: list[TransferOp] = []
+    for index, (tensors, of_class) in enumerate(zip(classes, wanted, strict=True)):
+        for demand in of_class:
+            if demand.stays:
+                ops.append(_kept(index, tensors, demand))
+            else:
+                ops += assign(index, tensors, demand, quotas[demand.holders])
+    bounds = Bounds(max(received.values(), default=0), ceil(least))
+    return TransferPlan(classes, tuple(ops), bounds, unused)
 
 
-def _part(region: Region, start: int, length: int) -> list[Region]:
-    """Elements `[start, start + length)` of a region, row-major, as boxes."""
-    return [box.translate(region.offset) for box in flat_boxes(region.shape, start, length)]
+def _each(
+    classes: Sequence[TensorClass], wanted: Sequence[Sequence[Demand]]
+) -> list[tuple[TensorClass, Demand]]:
+    return [
+        (tensors, demand)
+        for tensors, of_class in zip(classes, wanted, strict=True)
+        for demand in of_class
+    ]
 
 
-def _op(
-    source: int, demand: Demand, tensors: int, first: int, last: int, region: Region
-) -> TransferOp:
-    return TransferOp(source, demand.destination, tensors, first, last, region)
+def _kept(index: int, tensors: TensorClass, demand: Demand) -> TransferOp:
+    (rank,) = demand.destinations
+    return TransferOp(rank, (rank,), index, 0, len(tensors.names), demand.region)

@@ -9,71 +9,58 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import prod
+from typing import Final
 
-from reshard.dtypes import DType, itemsize
+from reshard.dtypes import itemsize
 from reshard.ids import FQN, GroupRank
 from reshard.layout.region import Region
 from reshard.plan.classes import TensorClass
+from reshard.plan.moves import Moves, RankPlan, Run
 
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One region of one tensor, on its way from one rank to another.
-
-    Attributes:
-        name: canonical name.
-        region: global region, in elements; its elements travel row-major.
-        source_dtype: what the sender reads.
-        wire_dtype: what travels: the sender casts once.
-    """
-
-    name: FQN
-    region: Region
-    source_dtype: DType
-    wire_dtype: DType
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the wire."""
-        return self.region.volume * itemsize(self.wire_dtype)
+_FORMAT: Final = "reshard plan 1"
+"""Hashed first: plans of different formats never agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOp:
-    """The same region of some tensors of a class, from one rank to another.
+    """The same region of some tensors of a class, from one rank to some others.
 
     Attributes:
         source: group rank of the sender.
-        destination: group rank of the receiver; equal to `source` where a rank keeps its own.
+        destinations: group ranks of the receivers; `(source,)` where a rank keeps its own.
         tensors: position of the class in `TransferPlan.classes`.
         first, last: names `first <= i < last` of the class.
         region: global region of each of these tensors.
     """
 
-    source: int
-    destination: int
+    source: GroupRank
+    destinations: tuple[GroupRank, ...]
     tensors: int
     first: int
     last: int
     region: Region
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is a rank's own overlap, which does not travel."""
+        return self.destinations == (self.source,)
+
 
 @dataclass(frozen=True, slots=True)
-class RankPlan:
-    """What one rank does. The moves of a pair are in the same order on both ends.
+class Transfer:
+    """All regions of one tensor that go from one rank to another.
 
     Attributes:
-        rank: group rank.
-        sends: moves by destination.
-        receives: moves by source.
-        local: moves from this rank to itself.
+        name: canonical name.
+        source: group rank of the sender.
+        destination: group rank of the receiver; equal to `source` where a rank keeps its own.
+        regions: global, sorted.
     """
 
-    rank: GroupRank
-    sends: Mapping[GroupRank, tuple[Move, ...]]
-    receives: Mapping[GroupRank, tuple[Move, ...]]
-    local: tuple[Move, ...]
+    name: FQN
+    source: GroupRank
+    destination: GroupRank
+    regions: tuple[Region, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +88,7 @@ class TransferPlan:
         digest: SHA-256 of the plan; equal on all ranks that agree.
         sent_bytes: wire bytes by sender, own overlap not counted.
         received_bytes: wire bytes by receiver, own overlap not counted.
+        kept_bytes: bytes that ranks on both sides keep, all together.
     """
 
     classes: tuple[TensorClass, ...]
@@ -110,69 +98,113 @@ class TransferPlan:
     digest: str = field(init=False)
     sent_bytes: Mapping[GroupRank, int] = field(init=False)
     received_bytes: Mapping[GroupRank, int] = field(init=False)
+    kept_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         sent: dict[GroupRank, int] = defaultdict(int)
         received: dict[GroupRank, int] = defaultdict(int)
+        kept = 0
         for op in self.ops:
-            if op.source != op.destination:
-                sent[GroupRank(op.source)] += self._op_bytes(op)
-                received[GroupRank(op.destination)] += self._op_bytes(op)
+            nbytes = self._bytes_each(op)
+            if op.stays:
+                kept += nbytes
+                continue
+            sent[op.source] += nbytes * len(op.destinations)
+            for rank in op.destinations:
+                received[rank] += nbytes
         object.__setattr__(self, "sent_bytes", dict(sorted(sent.items())))
         object.__setattr__(self, "received_bytes", dict(sorted(received.items())))
+        object.__setattr__(self, "kept_bytes", kept)
         object.__setattr__(self, "digest", self._hash())
 
     @property
     def redundancy(self) -> float:
         """Bytes received over bytes needed from others; 1.0 is exact, more is waste."""
-        needed = 0
-        for tensors in self.classes:
-            each = itemsize(tensors.wire_dtype) * len(tensors.names)
-            needed += each * sum(r.volume for _, regions in tensors.needed for r in regions)
-        kept = sum(self._op_bytes(op) for op in self.ops if op.source == op.destination)
-        received = sum(self.received_bytes.values())
-        return received / (needed - kept) if needed - kept else 1.0
+        needed = sum(
+            region.volume * itemsize(tensors.wire_dtype) * len(tensors.names)
+            for tensors in self.classes
+            for _, regions in tensors.needed
+            for region in regions
+        )
+        missing = needed - self.kept_bytes
+        return sum(self.received_bytes.values()) / missing if missing else 1.0
 
-    def moves(self, op: TransferOp) -> Iterator[Move]:
-        """The moves of one op, one a tensor."""
+    def run(self, op: TransferOp) -> Run:
+        """The moves of one op, one a tensor, to each of its destinations."""
         tensors = self.classes[op.tensors]
-        for name in tensors.names[op.first : op.last]:
-            yield Move(name, op.region, tensors.source_dtype, tensors.wire_dtype)
+        return Run(
+            tensors.names,
+            op.first,
+            op.last,
+            op.region,
+            tensors.source_dtype,
+            tensors.wire_dtype,
+        )
 
     def for_rank(self, rank: GroupRank) -> RankPlan:
         """The part of one rank."""
-        sends: dict[GroupRank, list[Move]] = defaultdict(list)
-        receives: dict[GroupRank, list[Move]] = defaultdict(list)
-        local: list[Move] = []
+        sends: dict[GroupRank, list[Run]] = defaultdict(list)
+        receives: dict[GroupRank, list[Run]] = defaultdict(list)
+        local: list[Run] = []
         for op in self.ops:
-            if rank == op.source == op.destination:
-                local += self.moves(op)
+            if rank not in op.destinations and rank != op.source:
+                continue
+            run = self.run(op)
+            if op.stays:
+                local.append(run)
             elif rank == op.source:
-                sends[GroupRank(op.destination)] += self.moves(op)
-            elif rank == op.destination:
-                receives[GroupRank(op.source)] += self.moves(op)
+                for destination in op.destinations:
+                    sends[destination].append(run)
+            else:
+                receives[op.source].append(run)
         return RankPlan(
             rank,
-            {peer: tuple(moves) for peer, moves in sorted(sends.items())},
-            {peer: tuple(moves) for peer, moves in sorted(receives.items())},
-            tuple(local),
+            {peer: Moves(runs) for peer, runs in sorted(sends.items())},
+            {peer: Moves(runs) for peer, runs in sorted(receives.items())},
+            Moves(local),
         )
 
-    def _op_bytes(self, op: TransferOp) -> int:
+    def transfers(self) -> Iterator[Transfer]:
+        """The whole plan, tensor by tensor, sorted by name, sender and receiver."""
+        ops_of: dict[int, list[TransferOp]] = defaultdict(list)
+        for op in self.ops:
+            ops_of[op.tensors].append(op)
+        named = sorted(
+            (name, index, position)
+            for index, tensors in enumerate(self.classes)
+            for position, name in enumerate(tensors.names)
+        )
+        for name, index, position in named:
+            pairs: dict[tuple[GroupRank, GroupRank], list[Region]] = defaultdict(list)
+            for op in ops_of[index]:
+                if op.first <= position < op.last:
+                    for destination in op.destinations:
+                        pairs[op.source, destination].append(op.region)
+            for (source, destination), regions in sorted(pairs.items()):
+                yield Transfer(name, source, destination, tuple(sorted(regions)))
+
+    def _bytes_each(self, op: TransferOp) -> int:
+        """Bytes that one destination gets."""
         size = itemsize(self.classes[op.tensors].wire_dtype)
-        return prod(op.region.shape) * size * (op.last - op.first)
+        return op.region.volume * size * (op.last - op.first)
 
     def _hash(self) -> str:
         """Over everything that a rank acts on, in an encoding of plain lists."""
-        digest = hashlib.sha256()
-        for tensors in self.classes:
-            digest.update(
-                json.dumps(
-                    [tensors.names, tensors.shape, tensors.source_dtype, tensors.wire_dtype]
-                ).encode()
+        classes = [
+            (tensors.names, tensors.shape, tensors.source_dtype, tensors.wire_dtype)
+            for tensors in self.classes
+        ]
+        ops = [
+            (
+                op.source,
+                op.destinations,
+                op.tensors,
+                op.first,
+                op.last,
+                op.region.offset,
+                op.region.shape,
             )
-        for op in self.ops:
-            region = (*op.region.offset, *op.region.shape)
-            line = (op.source, op.destination, op.tensors, op.first, op.last, *region)
-            digest.update(repr(line).encode())
-        return digest.hexdigest()
+            for op in self.ops
+        ]
+        canonical = json.dumps([_FORMAT, classes, ops], separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()

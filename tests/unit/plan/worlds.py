@@ -1,7 +1,7 @@
 """Worlds for plans: shardings on two sides, and the layouts that the ranks would report."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from hypothesis import strategies as st
 from tests.unit.layout.strategies import shapes, shardings
@@ -9,7 +9,8 @@ from tests.unit.layout.strategies import shapes, shardings
 from reshard.dtypes import DType
 from reshard.ids import FQN, GroupRank
 from reshard.layout.holding import RankLayout, TensorLayout
-from reshard.layout.sharding import Sharding
+from reshard.layout.sharding import Mesh, Shard, Sharding
+from reshard.layout.side import SideLayout
 
 Case = dict[str, tuple[Sharding, Sharding]]
 """Source and destination sharding by tensor name."""
@@ -33,7 +34,7 @@ def layouts(
 
 def both(
     case: Case, source: DType = "float32", wire: DType = "float32"
-) -> tuple[Sequence[RankLayout], Sequence[RankLayout]]:
+) -> tuple[list[RankLayout], list[RankLayout]]:
     """Both sides of a case."""
     return (
         layouts((name, s, source) for name, (s, _) in case.items()),
@@ -42,12 +43,27 @@ def both(
 
 
 @st.composite
-def cases(draw: st.DrawFn, disjoint: bool = False) -> Case:
-    """One to three tensors, each with its own shardings; worlds may overlap unless `disjoint`."""
+def cases(draw: st.DrawFn) -> Case:
+    """One to three tensors, each with its own shardings; the sides may share ranks."""
     count = draw(st.integers(1, 3))
-    first = 64 if disjoint else draw(st.sampled_from([0, 1, 64]))
+    first = draw(st.sampled_from([0, 1, 64]))
     case: Case = {}
     for i in range(count):
         shape = draw(shapes)
         case[f"t{i}"] = (draw(shardings(shape)), draw(shardings(shape, first)))
     return case
+
+
+def sides(
+    case: Case, source: DType = "float32", wire: DType = "float32"
+) -> tuple[SideLayout, SideLayout]:
+    """Both sides of a case in the compact form."""
+    return (
+        SideLayout.from_shardings(([FQN(name)], s, source) for name, (s, _) in case.items()),
+        SideLayout.from_shardings(([FQN(name)], d, wire) for name, (_, d) in case.items()),
+    )
+
+
+def cut(parts: int, dim: int, *, first: int = 0) -> Sharding:
+    """An 8 x 8 tensor cut along `dim` over the ranks from `first`."""
+    return Sharding(Mesh((parts,), tuple(range(first, first + parts))), (Shard(dim),), (8, 8))
