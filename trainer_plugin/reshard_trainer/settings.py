@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from reshard.board.addresses import interfaces
 from reshard.errors import ReshardError
 from reshard.session import Install, Transport
 
@@ -36,6 +37,11 @@ class Settings(msgspec.Struct, frozen=True):
     on_failure: OnFailure = "raise"
     takeover: bool = False
     host: str = ""
+
+    @property
+    def group_host(self) -> str | None:
+        """What the private group listens on; an address of one machine is none of another's."""
+        return self.host if self.host in interfaces() else None
 
     def __post_init__(self) -> None:
         faults = []

@@ -35,8 +35,15 @@ class WeightSource(Protocol):
     def table(self) -> PieceTable:
         """Where each held region lies; views are in elements of `storage(piece.storage)`."""
 
+    @property
+    def moves(self) -> int:
+        """How often storages have moved: views made before the last time are of no use."""
+
     def layout(self) -> tuple[TensorLayout, ...]:
-        """What this rank holds, sorted by name; a tensor of which it holds nothing, too."""
+        """What this rank holds, sorted by name; a tensor of which it holds nothing, too.
+
+        The same object as long as nothing has changed.
+        """
 
     def storage(self, key: str) -> torch.Tensor:
         """The flat 1-d view of one storage, without gradients."""
@@ -58,10 +65,12 @@ class ModuleSource:
     Attributes:
         device: where the local shards lie.
         table: this rank's pieces; a storage's key is the canonical name.
+        moves: how often storages have moved.
     """
 
     device: torch.device
     table: PieceTable
+    moves: int
 
     def __init__(
         self, model: torch.nn.Module, ensemble: Ensemble, *, rename: Rename = strip_wrappers
@@ -82,6 +91,7 @@ class ModuleSource:
         self._forms: dict[FQN, _Form] = {}
         self._flat: dict[FQN, torch.Tensor] = {}
         self._layout: tuple[TensorLayout, ...] = ()
+        self.moves = 0
         self.refresh()
 
     def layout(self) -> tuple[TensorLayout, ...]:
@@ -100,7 +110,10 @@ class ModuleSource:
         tensors = {canonical: held[name] for name, canonical in names.items()}
         _refuse(tensors)
         forms = {name: _form(tensor) for name, tensor in tensors.items()}
-        self._flat = {name: _flat(tensor) for name, tensor in tensors.items()}
+        flat = {name: _flat(tensor) for name, tensor in tensors.items()}
+        if _addresses(flat) != _addresses(self._flat):
+            self.moves += 1
+        self._flat = flat
         if forms != self._forms:
             self._describe(tensors)
             self._forms = forms
@@ -132,6 +145,10 @@ def _form(tensor: torch.Tensor) -> _Form:
     mesh = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
     strides = (tuple(local.shape), local.stride(), local.storage_offset())
     return (tuple(tensor.shape), tensor.dtype, local.device, mesh, strides)
+
+
+def _addresses(flat: dict[FQN, torch.Tensor]) -> dict[FQN, tuple[int, int]]:
+    return {name: (tensor.data_ptr(), tensor.numel()) for name, tensor in flat.items()}
 
 
 def _reshard(model: torch.nn.Module) -> None:

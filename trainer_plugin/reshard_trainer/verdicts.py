@@ -1,12 +1,11 @@
 """One outcome for all trainer ranks: rank 0 decides how a step ended, the others read it.
 
-Whatever a rank saw of a failure itself (a closed connection, a missed deadline), all ranks raise
-the same error. Not here: what the steps are.
+Whatever a rank saw of a failure itself (a closed connection, a missed deadline), all ranks end
+with the same error. Not here: what the steps are (`link.py`).
 """
 
 import logging
-from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn
 
 import msgspec
 
@@ -15,14 +14,11 @@ from reshard.agreement import report_fault
 from reshard.board import BoardClient, Deadline
 from reshard.errors import ReshardError
 from reshard.session import Fault
-from reshard.wire import decode, encode
-from reshard_trainer.reports import EngineReport
+from reshard_trainer.reports import EngineReport, EngineState
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_REPORT_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 """How long a failing rank tries to write its failure down."""
 
 
@@ -55,81 +51,29 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a step ended.
+    """How a step with one engine ended.
 
     Attributes:
         error: why it failed; None if it did not.
+        state: what the engine does after a failure.
         report: of a refit that succeeded.
     """
 
     error: ErrorRecord | None = None
+    state: EngineState = "serving"
     report: EngineReport | None = None
 
-
-def give_verdict(board: BoardClient, key: str, step: Callable[[], T], session: str) -> T:
-    """Trainer rank 0: take the step, tell all how it ended.
-
-    Args:
-        board: the run's board.
-        key: of this step's verdict.
-        step: rank 0's part, which sees every other rank's; may return an `EngineReport`.
-        session: whose other ranks are to stop waiting if it fails.
-
-    Raises:
-        ReshardError: the step failed; the same error that the other ranks raise.
-    """
-    try:
-        result = step()
-    except Exception as error:
-        record = ErrorRecord.of(error)
-        write_fault(board, session, 0, key.rpartition("/")[2], error)
-        board.put(key, encode(Verdict(record)), Deadline.after(_REPORT_SECONDS))
-        raise record.error() from error
-    report = result if isinstance(result, EngineReport) else None
-    board.put(key, encode(Verdict(report=report)), Deadline.after(_REPORT_SECONDS))
-    return result
-
-
-def await_verdict(
-    board: BoardClient,
-    key: str,
-    step: Callable[[], T],
-    session: str,
-    rank: int,
-    deadline: Deadline,
-) -> tuple[T | None, EngineReport | None]:
-    """Any other trainer rank: take one's part of the step, then learn how it ended.
-
-    Returns:
-        What the part returned (None if it failed here and yet went well for all) and the report.
-
-    Raises:
-        ReshardError: rank 0's error; one's own only if rank 0 gives no verdict.
-    """
-    own: Exception | None = None
-    result: T | None = None
-    try:
-        result = step()
-    except Exception as error:
-        own = error
-        write_fault(board, session, rank, key.rpartition("/")[2], error)
-    try:
-        verdict = decode(board.get(key, deadline), Verdict)
-    except ReshardError as error:
-        raise (own or error) from error
-    if verdict.error is not None:
-        raise verdict.error.error() from own
-    if own is not None:
-        logger.warning("trainer rank %d failed where all others went on: %s", rank, own)
-    return result, verdict.report
+    def raise_error(self) -> NoReturn:
+        """Raise the error of a step that ended before this rank had a part in it."""
+        raise self.error.error() if self.error else ReshardError("a step ended before it began")
 
 
 def write_fault(
     board: BoardClient, session: str, rank: int, phase: str, error: BaseException
 ) -> None:
-    """Make every wait of the session end; the first failure that was written stands."""
+    """Make every wait of the session end; the failure that was written first stands."""
     fault = Fault(rank=rank, phase=phase, text=ErrorRecord.of(error).text)
     try:
-        report_fault(board, session, fault, Deadline.after(_REPORT_SECONDS))
+        report_fault(board, session, fault, Deadline.after(REPORT_SECONDS))
     except ReshardError:
         logger.warning("the control board is gone; peers end their waits by their own deadlines")

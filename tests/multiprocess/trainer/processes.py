@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[3]
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor"])
 
 Rank = Callable[..., object]
 
@@ -28,8 +28,8 @@ class Running:
     """One rank's process."""
 
     def __init__(self, function: Rank, arguments: Sequence[object]) -> None:
-        self._reader, writer = _FORKS.Pipe(duplex=False)
-        self.process: BaseProcess = _FORKS.Process(
+        self._reader, writer = FORKS.Pipe(duplex=False)
+        self.process: BaseProcess = FORKS.Process(
             target=_run, args=(writer, function, tuple(arguments)), daemon=True
         )
         self.process.start()

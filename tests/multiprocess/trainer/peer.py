@@ -1,0 +1,317 @@
+"""Test double of a vLLM server: its RL routes, its rules about updates, real receivers behind.
+
+One process a rank holds the real `reshard_vllm.receiver.Receiver` over a `PlainTarget`. The HTTP
+server is a thread of the test. What would put a real engine's worker replies out of step (vLLM
+raises in its worker) is counted in `violations` and answered with 500, as vLLM does.
+"""
+
+import json
+import pickle
+import signal
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from os import kill
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+from tests.multiprocess.trainer.plain_target import Phase, PlainTarget
+from tests.multiprocess.trainer.processes import FORKS
+
+from reshard.ids import EngineRank
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class PeerModel:
+    """What the engine serves.
+
+    Attributes:
+        shapes: of its tensors, by canonical name.
+        cuts: the dim that tensor parallelism cuts, by name.
+        dtype: of the live tensors.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    cuts: Mapping[str, int] = field(default_factory=dict)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+def _serve_rank(pipe: Connection, rank: int, size: int, model: PeerModel) -> None:
+    import logging
+
+    from reshard_vllm.receiver import Receiver
+
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    target = PlainTarget(EngineRank(rank), size, model.shapes, model.cuts, model.dtype)
+    receiver = Receiver(target)
+    while True:
+        method, argument = pickle.loads(pipe.recv_bytes())
+        answer: object = None
+        match method:
+            case "connect" | "receive" | "commit":
+                getattr(receiver, method)(argument)
+            case "update_active":
+                receiver.update_active = argument
+            case "status":
+                answer = receiver.status({})
+            case "close":
+                receiver.close()
+            case "break":
+                target.broken = argument
+            case "sleep":
+                target.asleep = argument
+            case "versions":
+                target.versions = argument
+            case "read":
+                answer = target.live
+        pipe.send_bytes(pickle.dumps(answer))
+
+
+class PeerEngine:
+    """A server of `size` ranks.
+
+    Attributes:
+        url: of the server.
+        calls: paths of all control calls, in order.
+        violations: calls at which a vLLM worker would have raised.
+        answers: by path: (status, body) to answer with instead of acting.
+    """
+
+    def __init__(
+        self,
+        model: PeerModel,
+        size: int = 2,
+        *,
+        backend: str = "reshard",
+        extension: str = "",
+        dev_mode: bool = True,
+    ) -> None:
+        self.model = model
+        self.size = size
+        self.calls: list[str] = []
+        self.violations: list[str] = []
+        self.answers: dict[str, tuple[int, Json]] = {}
+        self.weight_version = "default"
+        self.paused = False
+        self.update_active = False
+        self.resets: list[str] = []
+        self.reset_refusals = 0
+        self._config: Json = {
+            "weight_transfer_config": {"backend": backend} if backend else None,
+            "parallel_config": {"worker_extension_cls": extension},
+        }
+        self._dev_mode = dev_mode
+        self._lock = threading.Lock()
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            here, there = FORKS.Pipe()
+            process = FORKS.Process(
+                target=_serve_rank, args=(there, rank, size, model), daemon=True
+            )
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def name(self) -> str:
+        return self.url.removeprefix("http://")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def kill_rank(self, rank: int) -> None:
+        """As a crash: kill -9."""
+        self._signal(rank, signal.SIGKILL)
+
+    def stop_rank(self, rank: int) -> None:
+        """As a hang: SIGSTOP."""
+        self._signal(rank, signal.SIGSTOP)
+
+    def continue_rank(self, rank: int) -> None:
+        self._signal(rank, signal.SIGCONT)
+
+    def break_rank(self, rank: int, *phases: Phase) -> None:
+        """Have a rank raise in these phases from now on, and in no other."""
+        self._ask(rank, "break", set(phases))
+
+    def tell_rank(self, rank: int, what: Literal["sleep", "versions"], value: object) -> None:
+        self._ask(rank, what, value)
+
+    def status(self, rank: int) -> Json:
+        answer = self._ask(rank, "status", None)
+        assert isinstance(answer, dict)
+        return answer
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The whole tensors, put together from all ranks' live ones; -1 where nobody has any."""
+        whole = {n: torch.full(shape, -1.0) for n, shape in self.model.shapes.items()}
+        for rank in range(self.size):
+            live = self._ask(rank, "read", None)
+            assert isinstance(live, dict)
+            target = PlainTarget(EngineRank(rank), self.size, self.model.shapes, self.model.cuts)
+            for name, tensor in live.items():
+                region = target.region(name)
+                ends = zip(region.offset, region.end, strict=True)
+                whole[name][tuple(slice(a, b) for a, b in ends)] = tensor.float()
+        return whole
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        pid = self._processes[rank].pid
+        assert pid is not None
+        kill(pid, number)
+
+    def _ask(self, rank: int, method: str, argument: object) -> object:
+        with self._lock:
+            self._pipes[rank].send_bytes(pickle.dumps((method, argument)))
+            return pickle.loads(self._pipes[rank].recv_bytes())
+
+    def _collective(self, method: str, argument: object) -> list[object]:
+        """One call to all ranks at once; a rank that died is an error, as in vLLM."""
+        message = pickle.dumps((method, argument))
+        with self._lock:
+            for pipe in self._pipes:
+                pipe.send_bytes(message)
+            return [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes]
+
+    def handle(self, path: str, query: dict[str, list[str]], body: Json) -> tuple[int, Json]:
+        """What a vLLM server does on one of its routes."""
+        self.calls.append(path)
+        if path in self.answers:
+            return self.answers[path]
+        if path == "/health":
+            return 200, {}
+        if not self._dev_mode:
+            return 404, {"detail": "Not Found"}
+        try:
+            return 200, self._act(path, query, body)
+        except (EOFError, OSError, RuntimeError) as error:
+            return 500, {"error": {"message": f"{type(error).__name__}: {error}"}}
+
+    def _act(self, path: str, query: dict[str, list[str]], body: Json) -> Json:
+        match path:
+            case "/server_info":
+                return {"vllm_config": self._config}
+            case "/get_world_size":
+                return {"world_size": self.size}
+            case "/is_paused":
+                return {"is_paused": self.paused}
+            case "/weight_info":
+                return {"weight_version": self.weight_version}
+            case "/pause":
+                assert query == {"mode": ["keep"], "clear_cache": ["false"]}, query
+                self.paused = True
+            case "/resume":
+                self.paused = False
+            case "/reset_prefix_cache":
+                self.resets.append(self.weight_version)
+                if self.reset_refusals:
+                    self.reset_refusals -= 1
+                    return {"success": False}
+                return {"success": query == {"reset_running_requests": ["true"]}}
+            case "/update_weight_version":
+                self.weight_version = str(body["new_version"])
+            case "/collective_rpc":
+                method = str(body["method"]).removeprefix("refit_")
+                kwargs = body.get("kwargs", {})
+                assert isinstance(kwargs, dict)
+                return {"results": self._collective(method, kwargs.get("message"))}
+            case _:
+                self._transfer_route(path, body)
+        return {"message": "done"}
+
+    def _transfer_route(self, path: str, body: Json) -> None:
+        config = self._config["weight_transfer_config"]
+        if config != {"backend": "reshard"}:
+            self._violate(f"{path} without weight_transfer_config")
+        match path:
+            case "/init_weight_transfer_engine":
+                init = body["init_info"]
+                assert isinstance(init, dict)
+                self._collective("connect", init["session"])
+            case "/start_weight_update":
+                if self.update_active:
+                    self._violate("start while a weight update is active")
+                self._set_active(True)
+            case "/update_weights":
+                if not self.update_active:
+                    self._violate("update without start")
+                update = body["update_info"]
+                assert isinstance(update, dict)
+                self._collective(update["step"], update["message"])
+            case "/finish_weight_update":
+                if not self.update_active:
+                    self._violate("finish without start")
+                self._set_active(False)
+                if body.get("weight_version") is not None:
+                    self.weight_version = str(body["weight_version"])
+            case "/shutdown_weight_transfer_engine":
+                if self.update_active:
+                    self._violate("shutdown during a weight update")
+                self._collective("close", None)
+            case _:
+                raise RuntimeError(f"no route {path}")
+
+    def _set_active(self, active: bool) -> None:
+        self._collective("update_active", active)
+        self.update_active = active
+
+    def _violate(self, what: str) -> None:
+        self.violations.append(what)
+        raise RuntimeError(what)
+
+
+def _handler(peer: PeerEngine) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._handle()
+
+        def do_POST(self) -> None:
+            self._handle()
+
+        def _handle(self) -> None:
+            parts = urlsplit(self.path)
+            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, answer = peer.handle(
+                parts.path, parse_qs(parts.query), json.loads(raw) if raw else {}
+            )
+            payload = json.dumps(answer).encode()
+            with suppress(OSError):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(payload)))
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(payload)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
