@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-Kind = Literal["plain", "ddp", "fsdp2", "fsdp2_dim1", "hsdp", "fsdp2_tp", "unsharded"]
+Kind = Literal["plain", "ddp", "fsdp2", "fsdp2_dim1", "hsdp", "fsdp2_tp"]
 KINDS = get_args(Kind)
 
 
@@ -79,8 +79,8 @@ def wrap(model: Tied, kind: Kind) -> nn.Module:
             return model
         case "ddp":
             return nn.parallel.DistributedDataParallel(model)
-        case "fsdp2" | "unsharded":
-            return _sharded(model, init_device_mesh("cpu", (size,)), kind == "fsdp2")
+        case "fsdp2":
+            return _sharded(model, init_device_mesh("cpu", (size,)))
         case "fsdp2_dim1":
             mesh = init_device_mesh("cpu", (size,))
             fully_shard(
@@ -93,7 +93,7 @@ def wrap(model: Tied, kind: Kind) -> nn.Module:
             return model
         case "hsdp":
             mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
-            return _sharded(model, mesh, True)
+            return _sharded(model, mesh)
         case "fsdp2_tp":
             mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
             for block in model.blocks:
@@ -103,17 +103,22 @@ def wrap(model: Tied, kind: Kind) -> nn.Module:
                     "down": RowwiseParallel(),
                 }
                 parallelize_module(block, mesh["tp"], plan)
-            return _sharded(model, mesh["dp"], True)
+            return _sharded(model, mesh["dp"])
 
 
 def _columns(parameter: nn.Parameter, size: int) -> Shard | None:
     return Shard(1) if parameter.ndim > 1 and parameter.shape[1] % size == 0 else None
 
 
-def _sharded(model: Tied, mesh: DeviceMesh, reshard: bool) -> nn.Module:
+def _sharded(model: Tied, mesh: DeviceMesh) -> nn.Module:
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-    if not reshard:
-        model.unshard()  # type: ignore[operator]
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
+
+
+def unshard(model: nn.Module) -> None:
+    """As a forward and backward pass leave it that do not reshard."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()

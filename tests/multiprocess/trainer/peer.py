@@ -36,11 +36,13 @@ class PeerModel:
         shapes: of its tensors, by canonical name.
         cuts: the dim that tensor parallelism cuts, by name.
         dtype: of the live tensors.
+        ignored: names that its loader skips.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     cuts: Mapping[str, int] = field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] = "float32"
+    ignored: frozenset[str] = frozenset()
 
 
 def _serve_rank(pipe: Connection, rank: int, size: int, model: PeerModel) -> None:
@@ -50,7 +52,9 @@ def _serve_rank(pipe: Connection, rank: int, size: int, model: PeerModel) -> Non
 
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    target = PlainTarget(EngineRank(rank), size, model.shapes, model.cuts, model.dtype)
+    target = PlainTarget(
+        EngineRank(rank), size, model.shapes, model.cuts, model.dtype, model.ignored
+    )
     receiver = Receiver(target)
     while True:
         method, argument = pickle.loads(pipe.recv_bytes())

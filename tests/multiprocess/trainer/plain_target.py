@@ -26,6 +26,7 @@ class PlainTarget:
     """A rank that cuts each tensor of `shapes` on the dim that `cuts` names (default: whole).
 
     Attributes:
+        ignored: names that its loader skips.
         broken: phases in which this rank raises.
         asleep: whether it says so.
     """
@@ -35,6 +36,7 @@ class PlainTarget:
     shapes: Mapping[str, tuple[int, ...]]
     cuts: Mapping[str, int]
     dtype: DType = "float32"
+    ignored: frozenset[str] = frozenset()
     versions: Mapping[str, str] = field(
         default_factory=lambda: {"reshard": installed_version(), "torch": str(torch.__version__)}
     )
@@ -80,7 +82,7 @@ class PlainInstaller:
 
     def __init__(self, target: PlainTarget, specs: Sequence[TensorSpec], install: Install) -> None:
         self._target = target
-        given = {spec.name: spec.shape for spec in specs}
+        given = {s.name: s.shape for s in specs if s.name not in target.ignored}
         wanted = target.shapes
         self.faults = [
             *(f"{n}: this model has no such tensor" for n in sorted(given.keys() - wanted.keys())),

@@ -77,7 +77,6 @@ WORLDS: list[tuple[Kind, int]] = [
     ("fsdp2", 3),
     ("fsdp2", 4),
     ("fsdp2_dim1", 3),
-    ("unsharded", 2),
     ("hsdp", 4),
     ("fsdp2_tp", 4),
 ]
