@@ -15,6 +15,7 @@ from reshard.board import Deadline
 from reshard.errors import DigestMismatch, ReshardError
 from reshard.plan import RankPlan
 from reshard.session import Fault
+from reshard.transport.faults import standing_fault
 from reshard.transport.group import RefitGroup
 from reshard.transport.messages import Message, TransferFailed
 from reshard.transport.places import CopyList, Locate, copy_between
@@ -197,7 +198,7 @@ class Exchange:
     def _lost(self, watch: Watch, failure: TransferFailed) -> ReshardError:
         """The error of a message that was lost: the failure that came first is to blame."""
         group = self._group
-        fault = watch.verdict or watch.standing_fault()
+        fault = watch.verdict or standing_fault(group)
         if fault is None:
             observer = group.name(group.rank)
             text = f"the connection broke ({observer} was {failure.action}): {failure}"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 
 from reshard import board
-from reshard.agreement import read_fault, report_fault
 from reshard.board import Deadline
 from reshard.errors import ReshardError, WireError
 from reshard.session import Fault
+from reshard.transport.faults import blame
 from reshard.transport.group import RefitGroup
 from reshard.wire import decode, encode
 
@@ -95,26 +95,10 @@ class Watch:
         self.step = None
 
     def blame(self, fault: Fault) -> Fault:
-        """Write a failure down, unless another came first; the one that stands.
-
-        Where the board does not answer any more, that is `fault` itself.
-        """
+        """Write a failure down, unless another came first; the one that stands."""
         if self.verdict is None:
-            try:
-                until = Deadline.after(_BOARD_SECONDS)
-                self.verdict = report_fault(self._group.board, self._group.session, fault, until)
-            except ReshardError as error:
-                self.verdict = msgspec.structs.replace(
-                    fault, text=f"{fault.text} (and the control board does not answer: {error})"
-                )
+            self.verdict = blame(self._group, fault)
         return self.verdict
-
-    def standing_fault(self) -> Fault | None:
-        """The fault that is on the board already, or None."""
-        try:
-            return read_fault(self._group.board, self._group.session, Deadline.after(0))
-        except ReshardError:
-            return None
 
     def _run(self) -> None:
         while not self._ended.is_set():

@@ -11,7 +11,7 @@ from reshard.board import BoardServer
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.parametrize("kind", ["windows", "rounds"])
+@pytest.mark.parametrize("kind", ["windows", "rounds", "snapshot", "live", "mixed"])
 @pytest.mark.parametrize(
     ("trainers", "engines"), [(1, 1), (1, 4), (2, 2), (2, 3), (3, 2), (4, 1), (4, 4)]
 )

@@ -18,10 +18,13 @@ from reshard.board import BoardClient, Deadline, Invitation
 from reshard.errors import ReshardError
 from reshard.ids import GroupRank
 from reshard.layout.region import Region
-from reshard.plan import Move
+from reshard.plan import Move, RankPlan
+from reshard.transport.choice import MixedExchange, open_exchange
 from reshard.transport.exchange import Exchange
 from reshard.transport.group import RefitGroup, open_group
+from reshard.transport.places import Locate
 from reshard.transport.rounds import Rounds
+from reshard.transport.shm import ShmExchange
 
 
 def nowhere(move: Move) -> list[tuple[Region, torch.Tensor]]:
@@ -52,6 +55,26 @@ class GlooRounds(Exchange):
         return Rounds(self._group, self._schedule, self._read, self._write, self._in_flight)
 
 
+def _exchange(
+    kind: str, group: RefitGroup, plan: RankPlan, read: Locate, write: Locate, seed: int
+) -> Exchange | ShmExchange | MixedExchange:
+    bucket_bytes, in_flight = [64, 1024, 2**20][seed % 3], 1 + seed % 3
+    match kind:
+        case "windows":
+            return Exchange(group, plan, read, write, bucket_bytes, in_flight=in_flight)
+        case "rounds":
+            return GlooRounds(group, plan, read, write, bucket_bytes, in_flight=in_flight)
+        case "snapshot":
+            return ShmExchange(group, plan, read, write)
+        case "live":
+            return ShmExchange(group, plan, read, write, share="live")
+    # Two hosts: even and odd ranks.
+    hosts = [f"host{rank % 2}" for rank in range(group.size)]
+    return open_exchange(
+        group, plan, read, write, bucket_bytes, transport="auto", hosts=hosts, in_flight=in_flight
+    )
+
+
 def refit_worlds(
     invitation: Invitation,
     session: str,
@@ -69,14 +92,9 @@ def refit_worlds(
         plan = world.plan().for_rank(GroupRank(rank))
         trainer = rank < trainers
         store = sources(world, rank, seed) if trainer else destinations(world, rank, seed)
-        exchange = (GlooRounds if kind == "rounds" else Exchange)(
-            group,
-            plan,
-            read=locate(store) if trainer else nowhere,
-            write=nowhere if trainer else locate(store),
-            bucket_bytes=[64, 1024, 2**20][seed % 3],
-            in_flight=1 + seed % 3,
-        )
+        read = locate(store) if trainer else nowhere
+        write = nowhere if trainer else locate(store)
+        exchange = _exchange(kind, group, plan, read, write, seed)
         report = exchange.run(Deadline.after(30), attempt)
         if not trainer:
             wrong += [f"seed {seed}: {each}" for each in mismatches(world, rank, store)]
