@@ -203,9 +203,9 @@ def train(folder: Path, url: str, steps: int) -> None:
             prompts = chooser.sample(PROMPTS[rank::size], 2)
             groups = [sample_group(engine, prompt) for prompt in prompts]
             rollouts = [rollout for group in groups for rollout in group]
-            stale = {version for rollout in rollouts for version in rollout.versions}
-            if hook.version and stale != {str(hook.version)}:
-                raise SystemExit(f"rollouts of versions {stale}, not of {hook.version}")
+            versions = {version for rollout in rollouts for version in rollout.versions}
+            if hook.version and versions != {str(hook.version)}:  # before the first: "default"
+                raise SystemExit(f"rollouts of versions {versions}, not of {hook.version}")
 
             loss, gap = grpo_loss(model, groups)
             optimizer.zero_grad()
@@ -215,6 +215,7 @@ def train(folder: Path, url: str, steps: int) -> None:
             score, gap = mean_over_ranks(statistics.mean(r.reward for r in rollouts), gap)
             sample = decode(rollouts[0].tokens)
             report = hook.last_report
+            assert report is not None  # every step is published
             seconds = {"total": report.total_seconds, **report.seconds}
             history.append(Step(score, gap, sample, seconds))
             bar.set_postfix_str(f"reward {score:.2f}, version {hook.version}, writes {sample!r}")
@@ -222,18 +223,24 @@ def train(folder: Path, url: str, steps: int) -> None:
 
         save_checkpoint(model, folder / "end")
         if rank == 0:
-            (received,) = report.received_bytes.values()  # one engine: bytes of each of its ranks
-            figures = {
-                "versions": hook.version,
-                "received_bytes": dict(enumerate(received)),
-                "redundancy": report.redundancy,
-                "direct_bytes": report.direct_bytes,
-                "repacked_bytes": report.repacked_bytes,
-                "computed_bytes": report.computed_bytes,
-            }
-            steps_taken = [asdict(step) for step in history]
-            (folder / "run.json").write_text(json.dumps({**figures, "history": steps_taken}))
+            write_run(folder / "run.json", hook, history)
     dist.destroy_process_group()
+
+
+def write_run(file: Path, hook: reshard_trainer.Hook, history: Sequence[Step]) -> None:
+    """Hand the run's figures to `main`, which is another process."""
+    report = hook.last_report
+    assert report is not None
+    (received,) = report.received_bytes.values()  # one engine: bytes of each of its ranks
+    figures = {
+        "versions": hook.version,
+        "received_bytes": dict(enumerate(received)),
+        "redundancy": report.redundancy,
+        "direct_bytes": report.direct_bytes,
+        "repacked_bytes": report.repacked_bytes,
+        "computed_bytes": report.computed_bytes,
+    }
+    file.write_text(json.dumps({**figures, "history": [asdict(step) for step in history]}))
 
 
 def save_checkpoint(model: LlamaForCausalLM, folder: Path) -> None:
@@ -391,7 +398,7 @@ def median_phases(history: Sequence[Step]) -> dict[str, float]:
 
 
 def draw(history: Sequence[Step], file: Path) -> None:
-    """Draw the reward and the refit times over the steps."""
+    """Draw the reward over the steps, and the longest phases of the refits."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -400,11 +407,13 @@ def draw(history: Sequence[Step], file: Path) -> None:
     top.plot(steps, [step.reward for step in history], marker="o", markersize=3)
     top.set(ylabel="reward (share of vowels)", ylim=(0, 1), title="A tiny Llama learns vowels")
     top.grid(alpha=0.3)
-    for phase in median_phases(history):
-        seconds = [1e3 * step.refit_seconds[phase] for step in history]
-        bottom.plot(steps, seconds, label=phase, linewidth=2 if phase == "total" else 1)
-    bottom.set(ylabel="refit (milliseconds)", xlabel="step = policy version", yscale="log")
-    bottom.legend(loc="upper right", fontsize="x-small", ncols=3)
+    medians = median_phases(history)
+    phases = [phase for phase in medians if "/" not in phase]
+    for phase in sorted(phases, key=lambda phase: -medians[phase])[:5]:
+        milliseconds = [1e3 * step.refit_seconds[phase] for step in history]
+        bottom.plot(steps, milliseconds, label=phase, linewidth=2 if phase == "total" else 1)
+    bottom.set(ylabel="refit (milliseconds)", xlabel="step = policy version", ylim=(0, None))
+    bottom.legend(loc="upper right", fontsize="small", ncols=5)
     bottom.grid(alpha=0.3)
     figure.savefig(file, dpi=120)
 
@@ -422,9 +431,19 @@ def show(
     table.add_row("it wrote at the start", repr(history[0].sample))
     table.add_row("it writes at the end", repr(history[-1].sample))
     for name, value in figures.items():
-        table.add_row(name.replace("_", " "), describe(value))
+        if name != "refit_seconds":
+            table.add_row(name.replace("_", " "), describe(value))
+    phases = median_phases(history).items()
+    ordered = sorted(((p, 1e3 * s) for p, s in phases if "/" not in p), key=lambda pair: -pair[1])
+    told = ", ".join(f"{phase} {milliseconds:.1f}" for phase, milliseconds in ordered)
+    table.add_row("refit, median milliseconds", told)
     gap = statistics.mean(step.gap for step in history)
     table.add_row("log-probability gap", f"{gap:.4f} (trainer fp32, engine bf16)")
+    if figures["repacked_bytes"]:
+        table.caption = (
+            "Repacked: on this CPU vLLM packs these weights after loading, so each engine rank "
+            "packs its own shard again when it has arrived."
+        )
     console.print(table)
 
     table = Table(title="the refitted engine against a cold one, started from the checkpoint")
