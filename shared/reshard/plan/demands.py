@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reshard.ids import GroupRank
-from reshard.layout.boxes import BoxIndex, missing, partition, union
+from reshard.layout.boxes import BoxIndex, merge, missing, partition, union
 from reshard.layout.region import Region
 from reshard.layout.side import ByRank, alike
 from reshard.plan.classes import TensorClass
@@ -58,8 +58,11 @@ class Atoms:
         self._index = BoxIndex(self._boxes)
 
     def within(self, region: Region) -> list[tuple[Region, Ranks]]:
-        """The parts of `region` that somebody holds."""
-        return [(common, self._holders[i]) for i, common in self._index.meeting(region)]
+        """The parts of `region` that somebody holds; few: what one rank can send is one part."""
+        parts: dict[Ranks, list[Region]] = defaultdict(list)
+        for i, common in self._index.meeting(region):
+            parts[self._holders[i]].append(common)
+        return [(box, holders) for holders, boxes in parts.items() for box in merge(boxes)]
 
 
 def demands(tensors: TensorClass, atoms: Atoms) -> tuple[list[Demand], list[str]]:

@@ -105,7 +105,7 @@ class TransferPlan:
         received: dict[GroupRank, int] = defaultdict(int)
         kept = 0
         for op in self.ops:
-            nbytes = self._bytes_each(op)
+            nbytes = self.bytes_each(op)
             if op.stays:
                 kept += nbytes
                 continue
@@ -183,10 +183,13 @@ class TransferPlan:
             for (source, destination), regions in sorted(pairs.items()):
                 yield Transfer(name, source, destination, tuple(sorted(regions)))
 
-    def _bytes_each(self, op: TransferOp) -> int:
-        """Bytes that one destination gets."""
-        size = itemsize(self.classes[op.tensors].wire_dtype)
-        return op.region.volume * size * (op.last - op.first)
+    def element_bytes(self, tensors: int) -> int:
+        """Bytes that an element of a class takes on the wire."""
+        return itemsize(self.classes[tensors].wire_dtype)
+
+    def bytes_each(self, op: TransferOp) -> int:
+        """Bytes that an op brings to each of its destinations."""
+        return op.region.volume * self.element_bytes(op.tensors) * (op.last - op.first)
 
     def _hash(self) -> str:
         """Over everything that a rank acts on, in an encoding of plain lists."""
