@@ -182,9 +182,10 @@ class Blackboard:
         entry = self._entries.get(key)
         if entry is None:
             return 0
-        if not entry.value.isdigit():
-            raise WireError(f"key {key!r} is no counter")
-        return int(entry.value)
+        try:
+            return int(entry.value)
+        except ValueError:
+            raise WireError(f"key {key!r} is no counter") from None
 
     def _set(self, key: str, value: bytes, now: float) -> list[Delivery]:
         self._check_room(key, value)

@@ -56,12 +56,12 @@ class Connection:
         self._pending: dict[int, _Pending] = {}
         self._outbox: deque[bytes] = deque()
         self._end: Callable[[], ReshardError] | None = None
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_writer.setblocking(False)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._configure(invitation)
         self._monitor = self._socket.get_monitor_socket()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
         try:
             self._socket.connect(invitation.address)
         except zmq.ZMQError as error:

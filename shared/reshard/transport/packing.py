@@ -36,26 +36,37 @@ def emptying(bucket: Bucket, message: torch.Tensor, write: Locate) -> CopyList:
 
 
 def in_place(bucket: Bucket, locate: Locate) -> torch.Tensor | None:
-    """The bucket's bytes where they lie or belong, if one contiguous view holds just them.
+    """The bucket's bytes where they lie or belong, if that is one stretch of memory in its order.
 
     Then nothing is packed or unpacked: the message is the memory itself.
     """
-    if len(bucket.moves) != 1:
-        return None
-    move = bucket.moves[0]
+    memory: torch.Tensor | None = None
+    for move, offset in zip(bucket.moves, bucket.offsets, strict=True):
+        view = _only_view(move, locate)
+        if view is None:
+            return None
+        start = int(view.storage_offset()) * view.element_size()
+        if memory is None:
+            storage = view.untyped_storage()
+            if start + bucket.nbytes > storage.nbytes():
+                return None
+            memory = torch.empty(0, dtype=torch.uint8, device=view.device)
+            memory = memory.set_(storage, start, (bucket.nbytes,), (1,))
+        elif view.data_ptr() != memory.data_ptr() + offset:
+            return None
+    # Padding between dtypes belongs to nobody, so it must not be received into the weights.
+    return memory if sum(move.nbytes for move in bucket.moves) == bucket.nbytes else None
+
+
+def _only_view(move: Move, locate: Locate) -> torch.Tensor | None:
+    """A move's one place, if it is contiguous and in the wire dtype."""
     places = locate(move)
     if len(places) != 1:
         return None
     region, view = places[0]
-    if (
-        region != move.region
-        or not view.is_contiguous()
-        or view.dtype != torch_dtype(move.wire_dtype)
-        or view.numel() * view.element_size() != bucket.nbytes
-    ):
+    if region != move.region or not view.is_contiguous():
         return None
-    # Not `reshape`: one element may have any stride.
-    return view.detach().as_strided((view.numel(),), (1,)).view(torch.uint8)
+    return view if view.dtype == torch_dtype(move.wire_dtype) else None
 
 
 def _packed(message: torch.Tensor, move: Move, offset: int) -> torch.Tensor:
