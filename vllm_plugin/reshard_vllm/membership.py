@@ -105,8 +105,7 @@ class Membership:
                 trainer_size=self.info.trainer_size,
             )
         except ReshardError as error:
-            fault = Fault(rank=self.rank, phase="bootstrap", text=str(error))
-            report_fault(self.board, self._prefix, fault, Deadline.after(_PROBE_SECONDS))
+            self.report_fault("bootstrap", str(error))
             raise
         self.exchange = Exchange(
             self.group,
@@ -152,6 +151,11 @@ class Membership:
         except DeadlineExceeded:
             return False
         return True
+
+    def report_fault(self, phase: str, text: str) -> None:
+        """Write a failure down, unless another came first: it ends every rank's wait."""
+        fault = Fault(rank=self.rank, phase=phase, text=text)
+        report_fault(self.board, self._prefix, fault, Deadline.after(_PROBE_SECONDS))
 
     def report_commit(self, attempt: int, error: str, seconds: dict[str, float]) -> None:
         """Put the outcome of a commit on the board."""

@@ -82,8 +82,15 @@ class Receiver:
             newcomer.introduce("taken", refusal, self._version, self.update_active)
             newcomer.close()
             return
-        self._leave()
-        self._session = newcomer
+        try:
+            self._leave()
+            self._session = newcomer
+            self._enter(newcomer, deadline)
+        except Exception as error:
+            newcomer.report_fault("connect", f"{type(error).__name__}: {error}")
+            raise
+
+    def _enter(self, newcomer: Membership, deadline: Deadline) -> None:
         state, detail = self._target.state()
         if self._fence and state == "ready":
             newcomer.introduce("fenced", self._fence, self._version, self.update_active)

@@ -56,7 +56,7 @@ class VllmTarget:
         """Of the software that both sides should agree on."""
         return {
             "reshard": _version("reshard"),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "vllm": vllm.__version__,
         }
 
