@@ -1,0 +1,1 @@
+"""Rollouts: generating them at one version, or all the time with bounded staleness."""

@@ -1,0 +1,176 @@
+"""One engine in asynchronous mode: it generates whenever the gate lets it, and renews its weights.
+
+Its loops share nothing but the engine's version and the newest published one. None waits for
+another engine, and the trainer waits for none. Runs beside the desk, or on another machine
+(`desk_client.py`).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from reshard.ids import PolicyVersion
+from reshard_trainer.rollouts.clock import Until, now
+from reshard_trainer.rollouts.desk import Assignment
+from reshard_trainer.rollouts.errors import RolloutError
+from reshard_trainer.rollouts.fleet import Seat
+from reshard_trainer.rollouts.gate import Ticket
+from reshard_trainer.rollouts.workshop import Workshop
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS: Final = 1.0
+"""How long one question to the desk stays open before it is asked anew."""
+
+
+class Producer:
+    """Works for one engine until it is cancelled."""
+
+    def __init__(self, shop: Workshop, seat: Seat) -> None:
+        self._shop = shop
+        self._seat = seat
+        self._fleet = shop.client.fleet
+        self._published: PolicyVersion | None = None
+        self._groups: dict[Ticket, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Work; ends by cancellation, or with the desk's error. What was begun is given up."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._follow_news())
+                loops.create_task(self._stay_current())
+                loops.create_task(self._admit())
+                loops.create_task(self._measure_idleness())
+        finally:
+            await self._break_off(tuple(self._groups), "its engine has left")
+
+    async def finished(self, until: Until) -> None:
+        """Return when no group is in hand, or at the deadline."""
+        while self._groups and not until.expired:
+            await self._fleet.changed.next(until.sooner(_PATIENCE_SECONDS))
+
+    async def _follow_news(self) -> None:
+        """Learn what is published; break off what was overtaken."""
+        while True:
+            tickets = frozenset(self._groups)
+            standing = await self._shop.desk.news(self._published, tickets, _PATIENCE_SECONDS)
+            for ticket in standing.ended & tickets:
+                self._cancel(ticket)
+            if standing.published != self._published:
+                self._published = standing.published
+                self._fleet.changed.beat()
+
+    async def _stay_current(self) -> None:
+        """Renew the weights whenever newer ones are published.
+
+        One renewal at a time: what is published meanwhile is taken in the next one, and versions
+        in between are skipped.
+        """
+        seat = self._seat
+        while True:
+            target = self._published
+            if target is None or not self._behind(target):
+                await self._fleet.changed.next(Until.after(_PATIENCE_SECONDS))
+                continue
+            if seat.refresh_failures:
+                await asyncio.sleep(self._fleet.rest_seconds(seat.refresh_failures))
+            await asyncio.sleep(max(0.0, seat.rest_until - now()))
+            await self._shop.renewal.renew(seat, self._published or target)
+
+    def _behind(self, target: PolicyVersion) -> bool:
+        seat = self._seat
+        return seat.version is None or bool(seat.fenced) or seat.version < target
+
+    async def _admit(self) -> None:
+        """Start a group whenever the gate admits one and the engine has a slot."""
+        seat = self._seat
+        while True:
+            if not seat.usable(now()) or seat.in_flight >= seat.endpoint.slots:
+                await self._fleet.changed.next(Until.after(self._until_usable()))
+                continue
+            assignment = await self._assignment()
+            if assignment is not None:
+                self._start(assignment)
+
+    def _until_usable(self) -> float:
+        rest = self._seat.rest_until - now()
+        return rest if 0 < rest < _PATIENCE_SECONDS else _PATIENCE_SECONDS
+
+    async def _assignment(self) -> Assignment | None:
+        """What the desk assigns at the engine's version; None: not now, or the version changed."""
+        seat = self._seat
+        version = seat.version
+        assert version is not None
+        asking = asyncio.create_task(self._shop.desk.assign(seat.name, version, _PATIENCE_SECONDS))
+        try:
+            while not asking.done() and seat.version == version and seat.usable(now()):
+                change = self._fleet.changed.next(Until.after(_PATIENCE_SECONDS))
+                await wait_any(asking, asyncio.create_task(change))
+            asking.cancel()
+            await asyncio.wait({asking})
+        except asyncio.CancelledError:
+            asking.cancel()
+            self._orphan(asking)
+            raise
+        return self._assigned(asking)
+
+    def _assigned(self, asking: "asyncio.Task[Assignment | None]") -> Assignment | None:
+        if asking.cancelled():
+            return None
+        try:
+            return asking.result()
+        except RolloutError as error:
+            logger.warning("%s", error)
+            self._fleet.doubt(self._seat)
+            return None
+
+    def _orphan(self, asking: "asyncio.Task[Assignment | None]") -> None:
+        """What was assigned while this producer was cancelled is given up with the rest."""
+        if asking.done() and not asking.cancelled() and asking.exception() is None:
+            assignment = asking.result()
+            if assignment is not None:
+                self._start(assignment)
+
+    def _start(self, assignment: Assignment) -> None:
+        ticket = assignment.ticket
+        task = asyncio.create_task(self._shop.work(assignment, self._seat))
+        self._groups[ticket] = task
+        task.add_done_callback(lambda _: self._ended(ticket))
+
+    def _ended(self, ticket: Ticket) -> None:
+        task = self._groups.pop(ticket)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("prompt %d: %s", ticket.serial, error, exc_info=error)
+        self._fleet.changed.beat()
+
+    def _cancel(self, ticket: Ticket) -> None:
+        task = self._groups.get(ticket)
+        if task is not None:
+            task.cancel()
+
+    async def _break_off(self, tickets: Iterable[Ticket], reason: str) -> None:
+        tasks = {ticket: self._groups[ticket] for ticket in tickets}
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for ticket, task in tasks.items():
+            if task.cancelled():
+                with contextlib.suppress(Exception):
+                    await self._shop.desk.give_up(ticket, reason, 0)
+
+    async def _measure_idleness(self) -> None:
+        while True:
+            since, idle = now(), not self._seat.requests
+            await self._fleet.changed.next(Until.after(_PATIENCE_SECONDS))
+            if idle:
+                self._shop.meter.idle("engine", self._seat.name, now() - since)
+
+
+async def wait_any(first: "asyncio.Task[object]", second: "asyncio.Task[object]") -> None:
+    """Return when one of two tasks is done; the second is cancelled."""
+    try:
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        second.cancel()
