@@ -5,6 +5,7 @@ from math import prod
 import torch
 from hypothesis import strategies as st
 
+from reshard.layout.region import Region
 from reshard.layout.sharding import (
     FlatShard,
     Mesh,
@@ -72,3 +73,11 @@ def elements(shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int,
     for dim, (start, n) in enumerate(zip(offset, extent, strict=True)):
         whole = whole.narrow(dim, start, n)
     return [int(i) for i in whole.reshape(-1)]
+
+
+@st.composite
+def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
+    """Any box of a tensor of `shape`, empty ones included."""
+    offset = tuple(draw(st.integers(0, n - 1)) for n in shape)
+    extent = tuple(draw(st.integers(0, n - o)) for o, n in zip(offset, shape, strict=True))
+    return Region(offset, extent)

@@ -96,8 +96,32 @@ def test_align_elements_moves_any_permutation(shape: tuple[int, ...], data: st.D
         ((4, 8, 16), lambda w: w.transpose(1, 2)[2], 1),
         ((64, 32), lambda w: w.reshape(-1), 1),
         ((64, 32), lambda w: w[::2], 32),
+        ((64, 32), lambda w: w.reshape(-1)[5:1003], 3),
+        ((64, 32), lambda w: w.reshape(-1)[5:20], 1),
+        ((4, 8, 16), lambda w: w.reshape(-1)[3:500], 5),
+        ((64, 1, 32), lambda w: w.view(64, 32).t(), 1),
+        ((64, 32), lambda w: w.unflatten(0, (8, 8)).transpose(1, 2)[3], 1),
+        ((), lambda w: w.view(1), 1),
+        ((64, 0), lambda w: w.t(), 0),
+        ((64,), lambda w: w.expand(3, 64), 3),
     ],
-    ids=["rows", "transposed", "group", "interleaved", "expert", "flat", "stepped"],
+    ids=[
+        "rows",
+        "transposed",
+        "group",
+        "interleaved",
+        "expert",
+        "flat",
+        "stepped",
+        "ragged",
+        "within a row",
+        "ragged 3-d",
+        "size-1 dim",
+        "split",
+        "scalar",
+        "empty",
+        "repeated",
+    ],
 )
 def test_loaders_views_become_few_boxes(shape: tuple[int, ...], source: object, boxes: int) -> None:
     view = source(torch.empty(shape, device="meta"))  # type: ignore[operator]
@@ -109,13 +133,61 @@ def test_loaders_views_become_few_boxes(shape: tuple[int, ...], source: object, 
     assert len(aligned) == boxes
 
 
-def test_align_elements_of_a_large_row_permutation_is_quick_and_few() -> None:
-    """Rope rows of one head, reordered: a box a row half, not a box an element."""
-    rows = torch.arange(512).view(8, 2, 32).transpose(1, 2).reshape(-1)
-    numbers = torch.arange(512 * 1024).view(512, 1024)[rows].numpy()
-    aligned = align_elements((512, 1024), numbers, StridedView.contiguous((512, 1024)))
-    assert len(aligned) <= 512
-    assert written((512, 1024), aligned, 512 * 1024) == numbers.reshape(-1).tolist()
+@pytest.mark.parametrize(
+    ("arrange", "boxes"),
+    [
+        (lambda n: n, 1),
+        (lambda n: n.T, 1),
+        (lambda n: n[:, ::-1], 64),
+        (lambda n: np.concatenate([n[100:120], n[:50], n[40:60]]), 3),
+        (lambda n: np.concatenate([n[:, 0::2], n[:, 1::2]], axis=1), 32),
+        (lambda n: n.reshape(128, 2, 32).transpose(0, 2, 1), 2),
+        (lambda n: n.reshape(8, 2, 8, 64).transpose(0, 2, 1, 3), 2 * 8),
+        (lambda n: np.where(n % 64 < 20, n, -1), 1),
+        (lambda n: n.reshape(-1)[70:900], 3),
+        (lambda n: np.full(7, -1), 0),
+        (lambda n: n[:0], 0),
+    ],
+    ids=[
+        "all",
+        "transposed",
+        "reversed",
+        "cat of overlapping rows",
+        "deinterleaved columns",
+        "interleaved columns",
+        "rope rows",
+        "holes",
+        "ragged",
+        "nothing",
+        "empty",
+    ],
+)
+def test_structure_is_found_again_in_element_numbers(arrange: object, boxes: int) -> None:
+    numbers = arrange(np.arange(128 * 64).reshape(128, 64))  # type: ignore[operator]
+    destination = StridedView.contiguous(numbers.shape)
+    aligned = align_elements((128, 64), numbers, destination)
+    assert len(aligned) <= boxes
+    assert written((128, 64), aligned, numbers.size) == numbers.reshape(-1).tolist()
+
+
+def test_elements_go_to_a_strided_destination() -> None:
+    """The places of the second column of a 4 x 3 storage."""
+    numbers = np.array([3, 2, -1, 0])
+    aligned = align_elements((4,), numbers, StridedView(1, (4,), (3,)))
+    assert written((4,), aligned, 12) == [-1, 3, -1, -1, 2, -1, -1, -1, -1, -1, 0, -1]
+
+
+def test_as_many_elements_as_places() -> None:
+    with pytest.raises(LayoutError, match=r"3 elements for a view of \(4,\)"):
+        align_elements((4,), np.arange(3), StridedView.contiguous((4,)))
+
+
+def test_the_oracle_of_writes_can_fail() -> None:
+    aligned = align((2, 3), StridedView.contiguous((2, 3)), StridedView.contiguous((2, 3)))
+    with pytest.raises(AssertionError, match="a place is written twice"):
+        written((2, 3), aligned + aligned, 6)
+    transposed = align((2, 3), StridedView.contiguous((2, 3)), StridedView(0, (2, 3), (1, 2)))
+    assert written((2, 3), transposed, 6) != list(range(6))
 
 
 def test_shapes_must_agree() -> None:

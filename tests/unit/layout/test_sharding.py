@@ -1,18 +1,14 @@
-"""Shardings against enumeration by torch.chunk, and against torch's own DTensor."""
+"""Shardings against enumeration by torch.chunk."""
 
-import warnings
-from collections.abc import Iterator
 from math import prod
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.layout.strategies import elements, enumerate_shard, shapes, shardings
 
 from reshard.errors import LayoutError
-from reshard.layout.region import Region
 from reshard.layout.sharding import FlatShard, Mesh, Replicate, Shard, Sharding, StridedShard
 
 
@@ -72,47 +68,6 @@ def test_flat_shards_are_few_boxes() -> None:
         assert len(sharding.regions(rank)) <= 2 * 3 - 1
 
 
-@pytest.fixture(scope="module")
-def fake_world() -> Iterator[None]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("shape", [(8, 4), (10, 3), (7, 5), (1, 9), (3,), (2, 3, 5)])
-@pytest.mark.parametrize("grid", [(8,), (2, 4), (4, 2), (2, 2, 2)])
-def test_regions_are_those_of_dtensor(
-    fake_world: None, shape: tuple[int, ...], grid: tuple[int, ...]
-) -> None:
-    """torch's own arithmetic of local shapes and offsets, for every mesh position."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Replicate as TorchReplicate
-    from torch.distributed.tensor import Shard as TorchShard
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch_mesh = DeviceMesh("cpu", torch.arange(8).view(grid), _init_backend=False)
-    mesh = Mesh(grid, tuple(range(8)))
-    for first in range(-1, len(shape)):
-        for last in range(-1, len(shape)):
-            dims = [first, *[-1] * (len(grid) - 2), last][-len(grid) :]
-            theirs = [TorchReplicate() if d < 0 else TorchShard(d) for d in dims]
-            ours = tuple(Replicate() if d < 0 else Shard(d) for d in dims)
-            sharding = Sharding(mesh, ours, shape)
-            for rank in range(8):
-                local, offset = _compute_local_shape_and_global_offset(
-                    shape, torch_mesh.shape, mesh.coordinate(rank).__getitem__, theirs
-                )
-                regions = sharding.regions(rank)
-                if prod(local):
-                    assert regions == (Region(tuple(offset), tuple(local)),)
-                else:
-                    assert not regions
-
-
 def test_every_fault_is_named() -> None:
     with pytest.raises(LayoutError) as caught:
         Sharding(Mesh((2, 2), (0, 1, 2, 3)), (Shard(3), StridedShard(0, 0), Shard(0)), (4, 4))
@@ -141,3 +96,43 @@ def test_flat_and_cut_do_not_mix() -> None:
 def test_a_rank_outside_the_mesh() -> None:
     with pytest.raises(LayoutError, match=r"rank 9 is not in the mesh of ranks \(0, 1\)"):
         Sharding(Mesh((2,), (0, 1)), (Shard(0),), (4,)).regions(9)
+
+
+def test_the_order_of_cuts_is_that_of_the_placements_on_even_sizes() -> None:
+    mesh = Mesh((2, 2, 2), (7, 6, 5, 4, 3, 2, 1, 0))
+    for placements in (
+        (StridedShard(0, 4), StridedShard(0, 2), Shard(0)),
+        (StridedShard(0, 2), StridedShard(0, 2), Shard(0)),
+        (Shard(0), StridedShard(0, 2), Shard(0)),
+        (Replicate(), StridedShard(0, 2), Shard(0)),
+        (StridedShard(0, 2), Shard(1), Shard(0)),
+        (Shard(1), Shard(0), Replicate()),
+    ):
+        sharding = Sharding(mesh, placements, (16, 4))
+        cut = sharding.in_cut_order()
+        assert not any(isinstance(p, StridedShard) for p in cut.placements)
+        assert all(cut.regions(rank) == sharding.regions(rank) for rank in range(8))
+
+
+def test_a_split_factor_that_no_axes_make() -> None:
+    sharding = Sharding(Mesh((2, 2), (0, 1, 2, 3)), (StridedShard(0, 3), Shard(0)), (8,))
+    with pytest.raises(LayoutError) as caught:
+        sharding.in_cut_order()
+    assert str(caught.value) == (
+        "placement SS0/3 on axis axis0 was not made by cutting after other axes: those to its "
+        "right cut dim 0 into 2 parts"
+    )
+
+
+def test_a_mesh_with_an_empty_axis_and_too_few_names() -> None:
+    with pytest.raises(LayoutError) as caught:
+        Mesh((2, 0), (), ("only",))
+    assert caught.value.faults == (
+        "mesh (2, 0) has an empty axis",
+        "axes ('only',) do not name the axes of mesh (2, 0)",
+    )
+
+
+def test_a_placement_of_another_kind() -> None:
+    with pytest.raises(LayoutError, match="is none of Replicate, Shard, StridedShard, FlatShard"):
+        Sharding(Mesh((2,), (0, 1)), ("Partial(sum)",), (4,))  # type: ignore[arg-type]

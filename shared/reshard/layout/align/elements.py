@@ -47,7 +47,8 @@ def align_elements(
         raise LayoutError(f"{numbers.size} elements for a view of {destination.shape}")
     held = numbers >= 0
     runs = _Runs.single(numbers[held], _places(destination)[held])
-    while (joined := runs.joined()) is not None:
+    row = shape[-1] if shape else 1
+    while (joined := runs.joined(row)) is not None:
         runs = joined
     return tuple(box for source, local in runs.views() for box in align(shape, source, local))
 
@@ -96,12 +97,19 @@ class _Runs:
                 StridedView(place, extent, tuple(step for _, _, step in dims)),
             )
 
-    def joined(self) -> "_Runs | None":
-        """Neighbours of equal shape at equal distances become one run; None if there are none."""
+    def joined(self, row: int) -> "_Runs | None":
+        """Neighbours of equal shape at equal distances become one run; None if there are none.
+
+        Args:
+            row: extent of the canonical tensor's last dim, in elements. What follows on from the
+                end of one row to the next would hide that rows are alike, and is joined later.
+        """
         if self.numbers.size < 2:
             return None
         steps, local_steps = np.diff(self.numbers), np.diff(self.places)
         alike = self.kinds[1:] == self.kinds[:-1]
+        if row > 1:
+            alike &= (steps != 1) | (self.numbers[1:] % row != 0)
         first, last = _stretches(steps, local_steps, alike)
         if not first.size:
             return None
