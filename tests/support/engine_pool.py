@@ -73,7 +73,10 @@ class EnginePool:
         return server
 
     def cold_fingerprint(self, spec: EngineSpec) -> Fingerprint:
-        """What an engine of this description says when it has just loaded its checkpoint."""
+        """What an engine of this description says when it has just loaded its checkpoint.
+
+        Costs a start of its own, unless a shared engine was started on that checkpoint before.
+        """
         cold = _cold(spec)
         if cold not in self._fingerprints:
             with self.own(cold) as server:
