@@ -75,11 +75,9 @@ class EngineLink:
 
     def close(self) -> None:
         """Leave the session; on rank 0, have the engine leave it, too."""
-        joined = self._session is not None
         self._leave()
         if self._pilot is not None:
-            if joined:
-                self._pilot.release()
+            self._pilot.release()
             self._pilot.close()
 
     def _together(self, key: str, step: Callable[[], EngineReport | None]) -> Verdict:

@@ -54,6 +54,8 @@ class Pilot:
         self._board = board
         self._connecting: threading.Thread | None = None
         self._connect_error: ReshardError | None = None
+        self._admitted = False
+        self._label = ""
         self._stale_update = False
         self._open = False
         self._paused = False
@@ -66,7 +68,9 @@ class Pilot:
         Raises:
             EngineError: it cannot, and why.
         """
-        return self._control.describe(deadline)
+        description = self._control.describe(deadline)
+        self._label = description.weight_version
+        return description
 
     def connect(self, info: ConnectInfo, deadline: Deadline) -> None:
         """Have the engine's ranks join; returns once all have introduced themselves well.
@@ -78,7 +82,7 @@ class Pilot:
         """
         self._await_connect(deadline)
         self._connect_error = None
-        self._doubtful = self._open = False
+        self._doubtful = self._open = self._admitted = False
         thread = threading.Thread(
             target=self._connect, args=(info, deadline), name=f"reshard-{self.name}", daemon=True
         )
@@ -86,6 +90,7 @@ class Pilot:
         thread.start()
         hellos = self._hellos(info, deadline)
         _check_hellos(self.name, info, hellos)
+        self._admitted = True
         self._stale_update = any(hello.update_active for hello in hellos)
 
     def settle(self, deadline: Deadline) -> None:
@@ -124,7 +129,7 @@ class Pilot:
         self._call("commit", lambda: self._control.commit(_plain(label), deadline))
         self._timed("commit", lambda: self._await_committed(info, order, deadline))
         self._call("finish", lambda: self._control.finish(str(order.version), deadline))
-        self._open = False
+        self._open, self._label = False, str(order.version)
         if prefix_cache == "reset":
             self._call("reset", lambda: self._reset(deadline))
         self._torn = False
@@ -154,11 +159,14 @@ class Pilot:
         return self._connect_error or error
 
     def release(self) -> None:
-        """Have the engine's ranks leave the session; the engine serves on."""
+        """Have the engine's ranks leave the session, if it is still ours; the engine serves on."""
+        if not self._admitted or self._open or self._doubtful:
+            return
         deadline = Deadline.after(_TIDY_SECONDS)
         try:
-            if not (self._open or self._doubtful):
-                self._await_connect(deadline)
+            self._await_connect(deadline)
+            # Another label: another trainer has taken the engine over.
+            if self._control.weight_version(deadline) == self._label:
                 self._control.release(deadline)
         except ReshardError as error:
             logger.warning("engine %s was not released: %s", self.name, error)

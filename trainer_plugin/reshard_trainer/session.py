@@ -3,7 +3,7 @@
 Not here: who opens it and when (`link.py`), the engine's control calls (`pilot.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +23,9 @@ from reshard.transport.group import RefitGroup, open_group
 from reshard.wire import decode, encode
 from reshard_trainer.reports import EngineReport
 from reshard_trainer.sources import WeightSource
+
+_RESULT_SECONDS = 5.0
+"""How long ranks tell each other how an exchange went whose deadline has passed."""
 
 Results = Mapping[int, RankResult]
 """How an exchange went, by group rank; all went well."""
@@ -58,18 +61,24 @@ class Session:
         """
         own = self._run_exchange(attempt, deadline)
         info = self.info
-        answers = gather(
-            self.board,
-            f"{attempt_scope(info.engine, info.epoch, attempt)}/received",
-            self.rank,
-            range(info.trainer_size + info.engine_size),
-            encode(own),
-            deadline,
-            trainer_size=info.trainer_size,
-        )
+        prefix = f"{attempt_scope(info.engine, info.epoch, attempt)}/received"
+        ranks = range(info.trainer_size + info.engine_size)
+        # A rank that waited in vain still has to say so, and to hear why.
+        after = Deadline.after(max(deadline.remaining(), _RESULT_SECONDS))
+        try:
+            answers = gather(
+                self.board,
+                prefix,
+                self.rank,
+                ranks,
+                encode(own),
+                after,
+                trainer_size=info.trainer_size,
+            )
+        except ReshardError as error:
+            raise PeerError(str(error), self._told(prefix, ranks)) from error
         results = {rank: decode(raw, RankResult) for rank, raw in answers.items()}
-        faults = [f"{self.group.name(r)}: {x.error}" for r, x in results.items() if x.error]
-        if faults:
+        if faults := self._faults(results):
             raise PeerError("the new weights did not arrive whole", faults)
         return results
 
@@ -99,6 +108,22 @@ class Session:
     def close(self) -> None:
         """Drop the group. After a failure its fault stands on the board and wakes all peers."""
         self.group.close()
+
+    def _told(self, prefix: str, ranks: Sequence[int]) -> list[str]:
+        """The errors of those ranks that have said something."""
+        keys = {f"{prefix}/{rank}": rank for rank in ranks}
+        try:
+            found = self.board.look(tuple(keys), Deadline.after(_RESULT_SECONDS))
+        except ReshardError:
+            return []
+        return self._faults({keys[k]: decode(raw, RankResult) for k, raw in found.values.items()})
+
+    def _faults(self, results: Results) -> list[str]:
+        return [
+            f"{self.group.name(rank)}: {result.error}"
+            for rank, result in sorted(results.items())
+            if result.error
+        ]
 
     def _run_exchange(self, attempt: int, deadline: Deadline) -> RankResult:
         if self._exchange is None or self._moves != self.source.moves:

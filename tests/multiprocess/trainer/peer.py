@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from os import kill
 from types import TracebackType
 from typing import Literal, Self
@@ -114,17 +115,10 @@ class PeerEngine:
         }
         self._dev_mode = dev_mode
         self._lock = threading.Lock()
-        self._pipes: list[Connection] = []
-        self._processes = []
+        self._pipes: dict[int, Connection] = {}
+        self._processes: dict[int, BaseProcess] = {}
         for rank in range(size):
-            here, there = FORKS.Pipe()
-            process = FORKS.Process(
-                target=_serve_rank, args=(there, rank, size, model), daemon=True
-            )
-            process.start()
-            there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
+            self._start_rank(rank)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -146,9 +140,23 @@ class PeerEngine:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
             process.join()
+
+    def _start_rank(self, rank: int) -> None:
+        here, there = FORKS.Pipe()
+        process = FORKS.Process(
+            target=_serve_rank, args=(there, rank, self.size, self.model), daemon=True
+        )
+        process.start()
+        there.close()
+        self._pipes[rank], self._processes[rank] = here, process
+
+    def restart_rank(self, rank: int) -> None:
+        """A new process in the place of one that was killed."""
+        self._processes[rank].join()
+        self._start_rank(rank)
 
     def kill_rank(self, rank: int) -> None:
         """As a crash: kill -9."""
@@ -200,9 +208,9 @@ class PeerEngine:
         """One call to all ranks at once; a rank that died is an error, as in vLLM."""
         message = pickle.dumps((method, argument))
         with self._lock:
-            for pipe in self._pipes:
+            for pipe in self._pipes.values():
                 pipe.send_bytes(message)
-            return [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes]
+            return [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes.values()]
 
     def handle(self, path: str, query: dict[str, list[str]], body: Json) -> tuple[int, Json]:
         """What a vLLM server does on one of its routes."""

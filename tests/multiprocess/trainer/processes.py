@@ -15,7 +15,14 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[3]
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor"])
+FORKS.set_forkserver_preload(
+    [
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "reshard_trainer",
+        "reshard_vllm.receiver",
+    ]
+)
 
 Rank = Callable[..., object]
 
