@@ -27,7 +27,8 @@ $(READY): requirements.lock pyproject.toml
 	rm -f $(READY)
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --no-deps "$(TORCH)" \
-	  || $(PIP) install --quiet --no-deps --extra-index-url "$(TORCH_INDEX)" "$(TORCH)"
+	  || { echo "... so from PyTorch's own index of CPU builds:"; \
+	       $(PIP) install --quiet --no-deps --extra-index-url "$(TORCH_INDEX)" "$(TORCH)"; }
 	$(PIP) install --quiet --no-deps --requirement requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $(READY)

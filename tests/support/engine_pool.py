@@ -55,10 +55,11 @@ class EnginePool:
         seed: int = A,
         vocab: int = VOCAB,
         flags: tuple[str, ...] = RESHARD_FLAG,
+        env: tuple[tuple[str, str], ...] = (),
     ) -> EngineSpec:
         """The description of a tiny engine of a family, started on the weights number `seed`."""
         model = self.checkpoint(family, seed, vocab=vocab)
-        return EngineSpec(model, tensor_parallel, flags=flags)
+        return EngineSpec(model, tensor_parallel, flags=flags, env=env)
 
     def shared(self, spec: EngineSpec) -> VllmServer:
         """The shared engine of this description; its weights are the last test's."""

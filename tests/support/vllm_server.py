@@ -64,7 +64,7 @@ class EngineSpec:
             *("--model", str(self.model), "--served-model-name", "policy"),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--tensor-parallel-size", str(self.tensor_parallel)),
-            *("--distributed-executor-backend", "mp", "--enforce-eager"),
+            "--enforce-eager",
             *("--dtype", self.dtype, "--max-model-len", "256", "--max-num-seqs", "16"),
             *("--generation-config", "vllm", "--enable-scale-out", "--disable-uvicorn-access-log"),
             *self.flags,
