@@ -7,26 +7,22 @@ in the live parameters, only repacked layers have shadows.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import prod
-from typing import Final
 
 import torch
 from vllm.config import VllmConfig
 
-from reshard.dtypes import DType, itemsize, parse_dtype
+from reshard.dtypes import DType
 from reshard.ids import FQN
 from reshard.layout.holding import TensorLayout
 from reshard.layout.pieces import Piece
 from reshard.layout.region import Region
 from reshard.layout.table import PieceTable
 from reshard.session import ClassBytes, Install, TensorSpec
+from reshard_vllm.install.classes import class_bytes, find_faults, slot_of, wire_dtype
 from reshard_vllm.install.postload import Layer, rerun
 from reshard_vllm.install.proof import Proof
-from reshard_vllm.install.shadow import Shadow, coverage
+from reshard_vllm.install.shadow import Shadow
 from reshard_vllm.recording import LoaderMap
-from reshard_vllm.recording.landings import Landing
-
-_ORDER: Final = ("computed", "repacked", "direct")
 
 
 class VllmInstaller:
@@ -60,18 +56,18 @@ class VllmInstaller:
         )
         self._specs = {FQN(spec.name): spec for spec in specs}
         self._written = sorted(
-            {landing.piece.storage.rpartition("#")[0] or landing.piece.storage
-             for landing in recorded.landings.landings}
-        )  # fmt: skip
+            {slot_of(landing.piece.storage) for landing in recorded.landings.landings}
+        )
         self._shadowed = [key for key in self._written if install == "staged" or self._apart(key)]
-        self.faults = tuple(self._faults())
+        self.faults = find_faults(recorded, proof, model).lines()
         self._shadow = Shadow(
             recorded,
             () if self.faults else self._shadowed,
             next(iter(self._live.values())).device,
         )
         self._tables = self._build_tables()
-        self.classes = self._class_bytes()
+        counts = class_bytes(recorded, proof, specs) if not self.faults else {}
+        self.classes = ClassBytes(**{k: n for k, n in counts.items() if k != "refused"})
         self.unused = recorded.unused
         self.basis = proof.basis
 
@@ -131,39 +127,13 @@ class VllmInstaller:
         computed = bool(self._recorded.landings.programs.get(key))
         return computed or self._proof.classes.get(key) != "direct"
 
-    def _faults(self) -> list[str]:
-        faults = [
-            f"{key}: {self._proof.reasons[key]}"
-            for key in self._written
-            if self._proof.classes.get(key) == "refused"
-        ]
-        for key, elements in coverage(self._recorded).items():
-            wanted = self._wanted(key)
-            if elements < wanted:
-                faults.append(
-                    f"{key}: {wanted - elements} of {wanted} elements get no tensor of the trainer"
-                )
-        return faults
-
-    def _wanted(self, key: str) -> int:
-        """Elements that a refit has to write: what the engine's own checkpoint fills."""
-        if self._proof.covered is not None:
-            return self._proof.covered.get(key, 0)
-        # Without a checkpoint: all parameters; of buffers, those that the trainer sends.
-        parameter = isinstance(self._live.get(key), torch.nn.Parameter)
-        return prod(self._recorded.slots[key].shape) if parameter else 0
-
-    def _wire(self, landing: Landing) -> DType:
-        """The narrower of the trainer's dtype and the destination's."""
-        wanted = parse_dtype(str(landing.dtype))
-        given = self._specs[landing.name].dtype
-        return wanted if itemsize(wanted) <= itemsize(given) else given
-
     def _build_tables(self) -> dict[DType, PieceTable]:
         pieces: dict[DType, dict[FQN, list[Piece]]] = defaultdict(lambda: defaultdict(list))
         if not self.faults:
             for landing in self._recorded.landings.landings:
-                pieces[self._wire(landing)][landing.name].append(landing.piece)
+                pieces[wire_dtype(landing, self._specs[landing.name].dtype)][landing.name].append(
+                    landing.piece
+                )
         return {dtype: PieceTable(by_name) for dtype, by_name in sorted(pieces.items())}
 
     def _place(self, piece: Piece) -> torch.Tensor:
@@ -172,22 +142,3 @@ class VllmInstaller:
         live = self._live[piece.storage].data
         start = live.storage_offset() - self._recorded.slots[piece.storage].offset
         return live.as_strided(piece.view.shape, piece.view.stride, start + piece.view.offset)
-
-    def _class_of(self, storage: str) -> str:
-        key = storage.rpartition("#")[0] or storage
-        if self._recorded.landings.programs.get(key):
-            return "computed"
-        return self._proof.classes[key]
-
-    def _class_bytes(self) -> ClassBytes:
-        counts = dict.fromkeys(_ORDER, 0)
-        for dtype, table in self._tables.items():
-            for name in table.names:
-                seen, pieces = 0, list[Piece]()
-                for kind in _ORDER:
-                    pieces += [p for p in table.pieces(name) if self._class_of(p.storage) == kind]
-                    union = PieceTable({name: pieces}).regions(name)
-                    total = sum(box.volume for box in union)
-                    counts[kind] += (total - seen) * itemsize(dtype)
-                    seen = total
-        return ClassBytes(**counts)

@@ -32,7 +32,7 @@ def build_skeleton(vllm_config: VllmConfig) -> torch.nn.Module:
 def _build(vllm_config: VllmConfig, device: str) -> torch.nn.Module:
     dtype = vllm_config.model_config.dtype
     with (
-        _layer_names_restored(vllm_config),
+        layer_names_restored(vllm_config),
         set_current_vllm_config(vllm_config),
         set_default_torch_dtype(dtype),
         torch.device(device),
@@ -42,7 +42,7 @@ def _build(vllm_config: VllmConfig, device: str) -> torch.nn.Module:
 
 
 @contextlib.contextmanager
-def _layer_names_restored(vllm_config: VllmConfig) -> Iterator[None]:
+def layer_names_restored(vllm_config: VllmConfig) -> Iterator[None]:
     """Layers register themselves by name, and refuse a name that is taken."""
     compilation = vllm_config.compilation_config
     context = dict(compilation.static_forward_context)

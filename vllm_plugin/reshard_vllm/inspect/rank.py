@@ -1,0 +1,125 @@
+"""One rank of a model: record, prove, refit with index-coded tensors, compare, go back."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+import torch
+from vllm.config import VllmConfig
+
+from reshard.session import Install, TensorSpec
+from reshard_vllm.inspect import loading
+from reshard_vllm.inspect.codes import coded
+from reshard_vllm.inspect.messages import Place, RankReport
+from reshard_vllm.inspect.state import addresses, differences, state_of
+from reshard_vllm.install import VllmInstaller, checkpoint, class_bytes, find_faults, prove
+from reshard_vllm.install.classes import kind_of
+from reshard_vllm.install.proof import Proof
+from reshard_vllm.recording import LoaderMap, layout_of
+
+_INSTALLS: tuple[Install, ...] = ("staged", "in_place")
+
+
+def inspect_rank(config: VllmConfig, *, verify: bool, codings: int) -> RankReport:
+    """Everything that there is to say about the rank that `config` is of.
+
+    Args:
+        config: of the rank's worker; vLLM's groups exist.
+        verify: whether to refit and compare.
+        codings: how many different codings to refit with.
+    """
+    model = loading.load(config)
+    specs = checkpoint.specs(config, model)
+    proof = prove(model, config)
+    recorded = layout_of(config, specs)
+    report = _describe(config.parallel_config.rank, model, recorded, proof, specs)
+    if not verify or report.refused or report.uncovered:
+        return report
+    seeds = tuple(range(1, 1 + codings))
+    found = _verify(model, config, recorded, proof, specs, seeds)
+    return msgspec.structs.replace(report, differences=tuple(found), verified=True)
+
+
+def _describe(
+    rank: int,
+    model: torch.nn.Module,
+    recorded: LoaderMap,
+    proof: Proof,
+    specs: Iterable[TensorSpec],
+) -> RankReport:
+    faults = find_faults(recorded, proof, model)
+    counts = class_bytes(recorded, proof, specs)
+    places: dict[str, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
+    for landing in recorded.landings.landings:
+        place = Place(
+            landing.piece.storage.rpartition("#")[0] or landing.piece.storage,
+            kind_of(recorded, proof, landing.piece.storage),
+            str(landing.dtype).removeprefix("torch."),
+            ((landing.piece.region.offset, landing.piece.region.shape),),
+        )
+        places[landing.name][place.parameter].append(place)
+    return RankReport(
+        rank=rank,
+        model_class=type(model).__name__,
+        basis=proof.basis,
+        direct_bytes=counts["direct"],
+        repacked_bytes=counts["repacked"],
+        computed_bytes=counts["computed"],
+        refused_bytes=counts["refused"],
+        refused=dict(faults.refused),
+        uncovered=dict(faults.uncovered),
+        unused=recorded.unused,
+        tensors={
+            name: tuple(_merged(several) for several in by_parameter.values())
+            for name, by_parameter in places.items()
+        },
+    )
+
+
+def _merged(places: list[Place]) -> Place:
+    boxes = tuple(box for place in places for box in place.boxes)
+    first = places[0]
+    return Place(first.parameter, first.kind, first.dtype, boxes)
+
+
+def _verify(
+    model: torch.nn.Module,
+    config: VllmConfig,
+    recorded: LoaderMap,
+    proof: Proof,
+    specs: tuple[TensorSpec, ...],
+    seeds: tuple[int, ...],
+) -> list[str]:
+    """Refit with each coding and with the checkpoint, in both modes; what differs from vLLM's."""
+    start, places = state_of(model, config), addresses(model)
+    fresh = {seed: state_of(loading.load_coded(config, specs, seed), config) for seed in seeds}
+    found = []
+    for install in _INSTALLS:
+        installer = VllmInstaller(model, config, recorded, proof, specs, install=install)
+        for seed in seeds:
+            write(installer, coded(specs, seed))
+            lines = differences(state_of(model, config), fresh[seed])
+            found += [f"{install}, coding {seed}: {line}" for line in lines]
+        write(installer, checkpoint.read(config, model))
+        lines = differences(state_of(model, config), start)
+        found += [f"{install}, back to the checkpoint: {line}" for line in lines]
+        moved = [name for name, address in addresses(model).items() if places[name] != address]
+        found += [f"{install}: {name} moved in memory" for name in moved]
+    return found
+
+
+def write(installer: VllmInstaller, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """One refit by hand: what this rank needs of each tensor, then the commit."""
+    needs = defaultdict(list)
+    for need in installer.needs():
+        needs[need.name].append(need)
+    installer.begin()
+    for name, tensor in tensors:
+        for need in needs.get(name, ()):  # type: ignore[call-overload]
+            for region in need.regions:
+                sent = tensor[tuple(map(slice, region.offset, region.end))]
+                sent = sent.to(getattr(torch, need.dtype))
+                for part, view in installer.write(need.name, need.dtype, region):
+                    box = zip(part.offset, region.offset, part.shape, strict=True)
+                    view.copy_(sent[tuple(slice(at - base, at - base + n) for at, base, n in box)])
+    installer.commit()
