@@ -82,11 +82,18 @@ def plan(case: BinaryIO, as_json_: bool, html: Path | None) -> None:
     """
     described, planned = _planned(case.read())
     if html is not None:
-        html.write_text(as_page(described, planned), encoding="utf-8")
+        _write(html, as_page(described, planned))
     if as_json_:
         click.echo(json.dumps(as_json(described, planned)))
     else:
         click.echo(as_text(described, planned))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--html") from error
 
 
 def _planned(raw: bytes) -> tuple[Case, TransferPlan]:
@@ -96,3 +103,7 @@ def _planned(raw: bytes) -> tuple[Case, TransferPlan]:
     except ReshardError as error:
         click.echo(f"Error: {error}", err=True)
         raise click.exceptions.Exit(2) from error
+
+
+if __name__ == "__main__":
+    main()
