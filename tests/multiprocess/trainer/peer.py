@@ -302,6 +302,8 @@ class PeerEngine:
 def _handler(peer: PeerEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Header and body in two packets would wait for each other (Nagle), 40 ms a call.
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             self._handle()

@@ -17,6 +17,8 @@ _ROOT = Path(__file__).parents[3]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
+        # What FSDP2 imports at its first use, seconds of it.
+        "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
         "reshard_trainer",
