@@ -30,6 +30,7 @@ from reshard.layout.holding import RankLayout
 
 Transport = Literal["auto", "gloo", "nccl", "shm"]
 Install = Literal["staged", "in_place"]
+Verify = Literal["first", "always", "never"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -62,6 +63,8 @@ class ConnectInfo(msgspec.Struct, frozen=True):
         bucket_bytes: largest message, in bytes.
         deadline_seconds: bound of every wait of one phase.
         takeover: whether to replace another trainer's session.
+        verify: in which refits both ends digest what went between them and compare: the first of a
+            session, every one, or none.
     """
 
     run_id: str
@@ -76,6 +79,11 @@ class ConnectInfo(msgspec.Struct, frozen=True):
     bucket_bytes: int
     deadline_seconds: float
     takeover: bool = False
+    verify: Verify = "first"
+
+    def verifies(self, attempt: int) -> bool:
+        """Whether attempt number `attempt` of the session is verified."""
+        return self.verify == "always" or (self.verify == "first" and attempt == 1)
 
 
 class ReceiveInfo(msgspec.Struct, frozen=True):
@@ -169,11 +177,14 @@ class RankResult(msgspec.Struct, frozen=True):
         error: empty, or this rank's error text.
         seconds: by step of the phase.
         nbytes: wire bytes received (engine) or sent (trainer).
+        digests: by peer: the digest of what went between this rank and that one; empty where the
+            refit is not verified.
     """
 
     error: str = ""
     seconds: dict[str, float] = {}
     nbytes: int = 0
+    digests: dict[int, int] = {}
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ arrived at its own place, with its own bits. Not here: the digest itself (`diges
 from collections.abc import Mapping, Sequence
 
 from reshard.digest import add, digest_region
+from reshard.ids import GroupRank
 from reshard.layout.boxes import missing
 from reshard.layout.region import Region
 from reshard.plan import Move
@@ -17,7 +18,9 @@ Digests = Mapping[int, int]
 """By peer: the digest of everything between this rank and that one."""
 
 
-def digest_moves(moves_by_peer: Mapping[int, Sequence[Move]], locate: Locate) -> dict[int, int]:
+def digest_moves(
+    moves_by_peer: Mapping[GroupRank, Sequence[Move]], locate: Locate
+) -> dict[int, int]:
     """Digest what a rank sent (or received), by peer.
 
     Args:
@@ -52,6 +55,13 @@ def _digest(move: Move, locate: Locate) -> int:
             parts = (digest_region(move.name, r, part(values, region, r)) for r in fresh)
             total = add(total, *parts)
     return total
+
+
+def mismatches(digests: Mapping[int, Digests], trainer_size: int) -> list[tuple[int, int]]:
+    """The pairs (trainer rank, engine rank) of a session that differ, by all ranks' digests."""
+    sent = {rank: by_peer for rank, by_peer in digests.items() if rank < trainer_size}
+    received = {rank: by_peer for rank, by_peer in digests.items() if rank >= trainer_size}
+    return compare(sent, received)
 
 
 def compare(sent: Mapping[int, Digests], received: Mapping[int, Digests]) -> list[tuple[int, int]]:

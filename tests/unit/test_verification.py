@@ -2,7 +2,7 @@
 
 import torch
 
-from reshard.ids import FQN
+from reshard.ids import FQN, GroupRank
 from reshard.layout.region import Region
 from reshard.plan import Move
 from reshard.transport.places import Places
@@ -10,7 +10,7 @@ from reshard.verification import compare, digest_moves
 
 W = FQN("w")
 WHOLE = torch.arange(64, dtype=torch.float32).view(8, 8)
-MOVES = {5: [Move(W, Region((0, 0), (8, 4)), "float32", "bfloat16")]}
+MOVES = {GroupRank(5): [Move(W, Region((0, 0), (8, 4)), "float32", "bfloat16")]}
 
 
 def box(tensor: torch.Tensor, region: Region) -> torch.Tensor:

@@ -12,7 +12,7 @@ from reshard.engine_control import EngineControl
 from reshard.errors import ReshardError
 from reshard.ids import PolicyVersion
 from reshard.manifest import ManifestState, ShardManifest
-from reshard.session import Install, Transport
+from reshard.session import Install, Transport, Verify
 from reshard_trainer.ensemble import Ensemble
 from reshard_trainer.names import Rename, strip_wrappers
 from reshard_trainer.reports import RefitReport
@@ -36,6 +36,7 @@ def attach(
     prefix_cache: PrefixCache = "reset",
     on_failure: OnFailure = "raise",
     takeover: bool = False,
+    verify: Verify = "first",
     run_id: str = "",
     version: int = 0,
     host: str = "",
@@ -64,6 +65,8 @@ def attach(
         on_failure: `raise`, after the other engines are done; `continue`: the failed engine is in
             the report, and every publish tries it again.
         takeover: replace the session of another trainer that is still there.
+        verify: in which refits both ends digest what went between them and compare: `first` of
+            each session, `always`, or `never`. A mismatch installs nothing.
         run_id: name of the run, for messages.
         version: of the policy now: the number of optimizer steps that made it.
         host: address, host name or interface of rank 0 on which the control board listens; empty:
@@ -84,6 +87,7 @@ def attach(
         "prefix_cache": prefix_cache,
         "on_failure": on_failure,
         "takeover": takeover,
+        "verify": verify,
         "host": host,
     }
     started = start(

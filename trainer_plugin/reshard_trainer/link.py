@@ -171,6 +171,7 @@ class EngineLink:
             bucket_bytes=settings.bucket_bytes,
             deadline_seconds=settings.deadline_seconds,
             takeover=settings.takeover,
+            verify=settings.verify,
         )
 
     def _transfer(self, version: PolicyVersion, verdict_key: str) -> EngineReport | None:

@@ -3,6 +3,7 @@
 Not here: who opens it and when (`link.py`), the engine's control calls (`pilot.py`).
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ import torch
 
 from reshard.agreement import agree, gather
 from reshard.board import BoardClient, Deadline
-from reshard.errors import PeerError, ReshardError
+from reshard.errors import DigestMismatch, PeerError, ReshardError
 from reshard.hosts import host_identity
 from reshard.ids import GroupRank, PolicyVersion
 from reshard.joining import Joined, join
@@ -18,8 +19,9 @@ from reshard.layout.holding import RankLayout
 from reshard.layout.region import Region
 from reshard.plan import Move
 from reshard.session import ConnectInfo, LayoutReport, RankResult, attempt_scope, scope
-from reshard.transport.exchange import Exchange
+from reshard.transport.choice import MixedExchange, open_exchange
 from reshard.transport.group import RefitGroup, open_group
+from reshard.verification import digest_moves, mismatches
 from reshard.wire import decode, encode
 from reshard_trainer.reports import EngineReport
 from reshard_trainer.sources import WeightSource
@@ -50,7 +52,7 @@ class Session:
     group: RefitGroup
     rank: GroupRank
     source: WeightSource
-    _exchange: Exchange | None = field(default=None, init=False)
+    _exchange: MixedExchange | None = field(default=None, init=False)
     _moves: int = field(default=-1, init=False)
 
     def exchange(self, attempt: int, deadline: Deadline) -> Results:
@@ -80,6 +82,12 @@ class Session:
         results = {rank: decode(raw, RankResult) for rank, raw in answers.items()}
         if faults := self._faults(results):
             raise PeerError("the new weights did not arrive whole", faults)
+        digests = {rank: result.digests for rank, result in results.items()}
+        if wrong := mismatches(digests, info.trainer_size):
+            raise DigestMismatch(
+                "what arrived is not what was sent; nothing was installed",
+                (f"from {self.group.name(s)} to {self.group.name(r)}" for s, r in wrong),
+            )
         return results
 
     def report(self, version: PolicyVersion, results: Results) -> EngineReport:
@@ -108,6 +116,9 @@ class Session:
     def close(self) -> None:
         """Drop the group. After a failure its fault stands on the board and wakes all peers."""
         self.group.close()
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
     def _told(self, prefix: str, ranks: Sequence[int]) -> list[str]:
         """The errors of those ranks that have said something."""
@@ -127,19 +138,29 @@ class Session:
 
     def _run_exchange(self, attempt: int, deadline: Deadline) -> RankResult:
         if self._exchange is None or self._moves != self.source.moves:
-            self._exchange = Exchange(
+            if self._exchange is not None:
+                self._exchange.close()
+            self._exchange = open_exchange(
                 self.group,
                 self.joined.plan.for_rank(self.rank),
                 read=self._read,
                 write=_nothing_to_write,
                 bucket_bytes=self.info.bucket_bytes,
+                transport=self.info.transport,
+                hosts=self.joined.world.hosts,
             )
             self._moves = self.source.moves
         try:
             report = self._exchange.run(deadline, attempt)
         except ReshardError as error:
             return RankResult(error=str(error))
-        return RankResult(seconds=dict(report.seconds), nbytes=sum(report.sent_bytes.values()))
+        digests = {}
+        seconds = dict(report.seconds)
+        if self.info.verifies(attempt):
+            start = time.perf_counter()
+            digests = digest_moves(self.joined.plan.for_rank(self.rank).sends, self._read)
+            seconds["verify"] = time.perf_counter() - start
+        return RankResult(seconds=seconds, nbytes=sum(report.sent_bytes.values()), digests=digests)
 
     def _read(self, move: Move) -> list[tuple[Region, torch.Tensor]]:
         """The local views that hold a region, without gradients."""

@@ -6,7 +6,7 @@ import msgspec
 
 from reshard.board.addresses import interfaces
 from reshard.errors import ReshardError
-from reshard.session import Install, Transport
+from reshard.session import Install, Transport, Verify
 
 PrefixCache = Literal["reset", "keep"]
 OnFailure = Literal["raise", "continue"]
@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True):
         prefix_cache: whether KV blocks of the old weights are dropped.
         on_failure: whether a failed engine ends the step with an error.
         takeover: whether to replace another trainer's session.
+        verify: in which refits both ends compare digests of what went between them.
         host: address, host name or interface on which the control board listens; empty: that from
             which the first engine is reached.
     """
@@ -36,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True):
     prefix_cache: PrefixCache = "reset"
     on_failure: OnFailure = "raise"
     takeover: bool = False
+    verify: Verify = "first"
     host: str = ""
 
     @property

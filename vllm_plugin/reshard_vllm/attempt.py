@@ -13,10 +13,13 @@ from reshard.agreement import gather
 from reshard.board import Deadline
 from reshard.errors import ReshardError
 from reshard.session import RankResult, ReceiveInfo, attempt_scope
+from reshard.verification import digest_moves, mismatches
 from reshard.wire import decode, encode
 from reshard_vllm.membership import Membership
 
 logger = logging.getLogger(__name__)
+
+_RESULT_SECONDS = 5.0
 
 
 class Attempt:
@@ -88,6 +91,8 @@ class Attempt:
         prefix = attempt_scope(session.info.engine, session.info.epoch, self.info.attempt)
         ranks = range(session.info.trainer_size + session.info.engine_size)
         result = self._receive()
+        # A rank that waited in vain still has to say so.
+        after = Deadline.after(max(self._deadline.remaining(), _RESULT_SECONDS))
         try:
             answers = gather(
                 session.board,
@@ -95,14 +100,17 @@ class Attempt:
                 session.rank,
                 ranks,
                 encode(result),
-                self._deadline,
+                after,
                 trainer_size=session.info.trainer_size,
             )
         except ReshardError:
             # The trainer sees the same failure and does not ask for a commit.
             logger.exception("reshard: attempt %d was not received by all", self.info.attempt)
             return
-        self._received = not any(decode(raw, RankResult).error for raw in answers.values())
+        results = {rank: decode(raw, RankResult) for rank, raw in answers.items()}
+        digests = {rank: result.digests for rank, result in results.items()}
+        wrong = mismatches(digests, session.info.trainer_size)
+        self._received = not wrong and not any(result.error for result in results.values())
 
     def _receive(self) -> RankResult:
         held = self._joined.plan.digest
@@ -115,4 +123,13 @@ class Attempt:
             report = self._exchange.run(self._deadline, self.info.attempt)
         except Exception as error:
             return RankResult(error=f"{type(error).__name__}: {error}")
-        return RankResult(seconds=dict(report.seconds), nbytes=sum(report.received_bytes.values()))
+        digests = {}
+        seconds = dict(report.seconds)
+        if self._session.info.verifies(self.info.attempt):
+            start = time.perf_counter()
+            plan = self._joined.plan.for_rank(self._session.rank)
+            digests = digest_moves(plan.receives, self._session.places)
+            seconds["verify"] = time.perf_counter() - start
+        return RankResult(
+            seconds=seconds, nbytes=sum(report.received_bytes.values()), digests=digests
+        )

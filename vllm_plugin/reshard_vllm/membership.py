@@ -28,7 +28,7 @@ from reshard.session import (
     attempt_scope,
     scope,
 )
-from reshard.transport.exchange import Exchange
+from reshard.transport.choice import MixedExchange, open_exchange
 from reshard.transport.group import RefitGroup, open_group
 from reshard.wire import decode, encode
 from reshard_vllm.target import Installer, Target
@@ -56,7 +56,7 @@ class Membership:
         self.rank = GroupRank(info.trainer_size + target.rank)
         self.joined: Joined | None = None
         self.installer: Installer | None = None
-        self.exchange: Exchange | None = None
+        self.exchange: MixedExchange | None = None
         self.group: RefitGroup | None = None
         self._target = target
         self._prefix = scope(info.engine, info.epoch)
@@ -107,12 +107,14 @@ class Membership:
         except ReshardError as error:
             self.report_fault("bootstrap", str(error))
             raise
-        self.exchange = Exchange(
+        self.exchange = open_exchange(
             self.group,
             self.joined.plan.for_rank(self.rank),
             read=_nothing_to_read,
-            write=self._places,
+            write=self.places,
             bucket_bytes=self.info.bucket_bytes,
+            transport=self.info.transport,
+            hosts=self.joined.world.hosts,
         )
 
     def _describe(self, deadline: Deadline) -> LayoutReport:
@@ -168,9 +170,13 @@ class Membership:
         if self.group is not None:
             self.group.abort()
             self.group = None
+        if self.exchange is not None:
+            self.exchange.close()
+            self.exchange = None
         self.board.close()
 
-    def _places(self, move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
+    def places(self, move: Move) -> Sequence[tuple[Region, torch.Tensor]]:
+        """Where this rank puts the elements of a move."""
         assert self.installer is not None
         return self.installer.write(move.name, move.wire_dtype, move.region)
 
