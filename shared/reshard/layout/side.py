@@ -95,12 +95,13 @@ class SideLayout:
         Args:
             tensors: names of tensors that lie alike, how they lie, and their dtype.
         """
-        groups = []
+        together: dict[tuple[Sharding, DType], list[FQN]] = defaultdict(list)
         for names, sharding, dtype in tensors:
-            by_rank = tuple(
-                (GroupRank(rank), sharding.regions(rank)) for rank in sharding.mesh.ranks
-            )
-            groups.append(TensorGroup(tuple(names), sharding.shape, dtype, by_rank))
+            together[sharding, dtype] += names
+        groups = []
+        for (sharding, dtype), alike_names in together.items():
+            by_rank = tuple((GroupRank(r), sharding.regions(r)) for r in sharding.mesh.ranks)
+            groups.append(TensorGroup(tuple(alike_names), sharding.shape, dtype, by_rank))
         return cls(tuple(groups))
 
     @classmethod

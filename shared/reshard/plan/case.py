@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from reshard.dtypes import DType, parse_dtype
 from reshard.errors import LayoutError, PlanError
 from reshard.ids import FQN, GroupRank
-from reshard.layout.notation import parse_placement
-from reshard.layout.sharding import Mesh, Placement, Sharding
+from reshard.layout.mesh import Mesh
+from reshard.layout.placements import Placement, parse_placement
+from reshard.layout.sharding import Sharding
 from reshard.layout.side import SideLayout
 from reshard.plan.build import make_plan
 from reshard.plan.model import TransferPlan
@@ -67,24 +68,16 @@ class Case:
         Raises:
             PlanError: dtypes that cannot be cast.
         """
-        sources = ((t.name, t.source, t.source_dtype) for t in self.tensors)
-        destinations = ((t.name, t.destination, t.wire_dtype) for t in self.tensors)
-        return make_plan(_side(sources), _side(destinations))
+        sources = (([t.name], t.source, t.source_dtype) for t in self.tensors)
+        destinations = (([t.name], t.destination, t.wire_dtype) for t in self.tensors)
+        return make_plan(
+            SideLayout.from_shardings(sources), SideLayout.from_shardings(destinations)
+        )
 
 
 def _ranks(shardings: Iterable[Sharding]) -> tuple[GroupRank, ...]:
     meshes = {sharding.mesh for sharding in shardings}
     return tuple(GroupRank(rank) for rank in sorted({r for mesh in meshes for r in mesh.ranks}))
-
-
-def _side(tensors: Iterable[tuple[FQN, Sharding, DType]]) -> SideLayout:
-    """Tensors of one sharding and dtype are described once."""
-    names: dict[tuple[Sharding, DType], list[FQN]] = {}
-    for name, sharding, dtype in tensors:
-        names.setdefault((sharding, dtype), []).append(name)
-    return SideLayout.from_shardings(
-        (together, sharding, dtype) for (sharding, dtype), together in names.items()
-    )
 
 
 def read_case(raw: bytes) -> Case:

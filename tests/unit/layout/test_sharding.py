@@ -136,3 +136,19 @@ def test_a_mesh_with_an_empty_axis_and_too_few_names() -> None:
 def test_a_placement_of_another_kind() -> None:
     with pytest.raises(LayoutError, match="is none of Replicate, Shard, StridedShard, FlatShard"):
         Sharding(Mesh((2,), (0, 1)), ("Partial(sum)",), (4,))  # type: ignore[arg-type]
+
+
+def test_seven_rows_over_four_ranks_by_hand() -> None:
+    bias = Sharding(Mesh((4,), (0, 1, 2, 3)), (Shard(0),), (7,))
+    assert [bias.local_shape(rank) for rank in range(4)] == [(2,), (2,), (2,), (1,)]
+    two_rows = Sharding(Mesh((4,), (0, 1, 2, 3)), (Shard(0),), (2, 5))
+    assert [bool(two_rows.regions(rank)) for rank in range(4)] == [True, True, False, False]
+
+
+def test_a_strided_shard_lies_densely_in_its_local_shard() -> None:
+    """Rows 0-1 and 4-5 of the tensor are rows 0-1 and 2-3 of the shard."""
+    sharding = Sharding(Mesh((2,), (0, 1)), (StridedShard(0, 2),), (8, 3))
+    assert [(str(p.region), p.view.offset) for p in sharding.pieces(0, "w")] == [
+        ("[0:2, 0:3]", 0),
+        ("[4:6, 0:3]", 6),
+    ]

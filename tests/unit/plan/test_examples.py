@@ -2,10 +2,12 @@
 
 from tests.unit.plan.worlds import both, cut, layouts
 
+from reshard.dtypes import parse_dtype
 from reshard.ids import FQN, GroupRank
 from reshard.layout.holding import RankLayout, TensorLayout
 from reshard.layout.region import Region
 from reshard.layout.sharding import Mesh, Replicate, Shard, Sharding
+from reshard.layout.side import SideLayout
 from reshard.plan import make_plan
 
 
@@ -110,3 +112,24 @@ def test_golden_digest() -> None:
     """Processes of one run compare digests: a change of the plan's encoding has to be meant."""
     plan = make_plan(*both({"w": (cut(2, 0), cut(4, 1, first=2))}))
     assert plan.digest == "5354ec8537a31bf244558ffb67a0c6c31732fad2fa1182a19367691928ad2465"
+
+
+def test_a_large_world_is_a_few_thousand_operations() -> None:
+    """A dense 70B model, FSDP over 256 ranks to 16 replicas of 8 tensor-parallel ranks."""
+    shapes = {"q": ((8192, 8192), 0), "up": ((28672, 8192), 0), "down": ((8192, 28672), 1)}
+    trainer, engine = Mesh((256,), tuple(range(256))), Mesh((16, 8), tuple(range(256, 384)))
+    held, needed = [], []
+    for kind, (shape, dim) in shapes.items():
+        names = [FQN(f"model.layers.{i}.{kind}.weight") for i in range(80)]
+        held.append((names, Sharding(trainer, (Shard(0),), shape), parse_dtype("float32")))
+        cut_engine = Sharding(engine, (Replicate(), Shard(dim)), shape)
+        needed.append((names, cut_engine, parse_dtype("bfloat16")))
+    plan = make_plan(SideLayout.from_shardings(held), SideLayout.from_shardings(needed))
+    # A row of tensors comes from one rank in 8 of 256 steps, a column from all ranks.
+    assert len(plan.ops) == 256 + 256 + 256 * 8
+    model = 80 * 2 * 8192 * (8192 + 28672 + 28672)
+    assert plan.received_bytes == dict.fromkeys(range(256, 384), model // 8)
+    assert plan.sent_bytes == dict.fromkeys(range(256), model * 16 // 256)
+    assert plan.redundancy == 1.0
+    part = plan.for_rank(GroupRank(300))
+    assert sum(map(len, part.receives.values())) == 80 * (32 + 32 + 256)

@@ -5,8 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import LayoutError
-from reshard.layout.notation import parse_placement
-from reshard.layout.sharding import FlatShard, Placement, Replicate, Shard, StridedShard
+from reshard.layout.placements import (
+    FlatShard,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    parse_placement,
+)
 
 numbers = st.integers(0, 10**6)
 
