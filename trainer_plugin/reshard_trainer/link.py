@@ -78,7 +78,6 @@ class EngineLink:
         self._leave()
         if self._pilot is not None:
             self._pilot.release()
-            self._pilot.close()
 
     def _together(self, key: str, step: Callable[[], EngineReport | None]) -> Verdict:
         """Take this rank's part of a step, and learn how it ended for all."""

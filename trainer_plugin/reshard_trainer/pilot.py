@@ -171,10 +171,6 @@ class Pilot:
         except ReshardError as error:
             logger.warning("engine %s was not released: %s", self.name, error)
 
-    def close(self) -> None:
-        """Drop the client."""
-        self._control.close()
-
     def _connect(self, info: ConnectInfo, deadline: Deadline) -> None:
         try:
             self._control.connect(_plain(info), deadline)

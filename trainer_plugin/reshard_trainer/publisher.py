@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from reshard.agreement import gather
-from reshard.board import BoardClient, BoardServer, Deadline
 from reshard.errors import EngineError, ReshardError
 from reshard.ids import PolicyVersion
 from reshard_trainer.census import Census, Holdings
@@ -22,8 +20,6 @@ from reshard_trainer.run import TrainerRun
 from reshard_trainer.verdicts import Verdict
 
 logger = logging.getLogger(__name__)
-
-_CLOSE_SECONDS = 5.0
 
 _STATES: Mapping[EngineState, str] = {
     "serving": "The engine serves on with the weights that it had.",
@@ -36,18 +32,18 @@ class Publisher:
     """Brings engines to the trainer's weights; all trainer ranks call each method together."""
 
     def __init__(
-        self, run: TrainerRun, links: Sequence[EngineLink], server: BoardServer | None
+        self, run: TrainerRun, links: Sequence[EngineLink], close_rest: Callable[[], None]
     ) -> None:
         """Take over.
 
         Args:
             run: this rank's place.
             links: to each engine, in the same order on all ranks.
-            server: on rank 0, the control board; closed with the publisher.
+            close_rest: closes, after the engines were left, what was opened for the run.
         """
         self._run = run
         self._links = tuple(links)
-        self._server = server
+        self._close_rest = close_rest
         self._census = Census(run)
         self.holdings = Holdings("", ())
 
@@ -85,7 +81,7 @@ class Publisher:
         """Leave all engines, then the board."""
         for link in self._links:
             link.close()
-        leave_board(self._run.board, self._run.rank, self._run.size, self._server)
+        self._close_rest()
 
     def _for_each(self, step: Callable[[EngineLink], Verdict]) -> dict[str, Verdict]:
         """A step with every engine: at once on CPUs, so that a slow one holds up none.
@@ -106,18 +102,6 @@ class Publisher:
         if self._run.settings.on_failure == "raise":
             raise error
         logger.warning("%s", error)
-
-
-def leave_board(board: BoardClient, rank: int, size: int, server: BoardServer | None) -> None:
-    """Leave the control board; it goes with rank 0, which waits until all others have left."""
-    others = range(1, size) if rank == 0 else ()
-    try:
-        gather(board, "trainer/left", rank, others, b"", Deadline.after(_CLOSE_SECONDS))
-    except ReshardError as error:
-        logger.warning("trainer rank %d leaves alone: %s", rank, error)
-    board.close()
-    if server is not None:
-        server.close()
 
 
 def _failed(name: str, verdict: Verdict) -> EngineReport:

@@ -5,13 +5,15 @@ as the same error. Not here: sessions with engines.
 """
 
 import ipaddress
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from reshard.agreement import gather
 from reshard.board import BoardClient, BoardServer, Deadline, Invitation
 from reshard.board.addresses import local_address_towards
 from reshard.engine_control import EngineControl
@@ -23,11 +25,15 @@ from reshard_trainer.engines import HttpEngine
 from reshard_trainer.ensemble import Ensemble
 from reshard_trainer.link import EngineLink
 from reshard_trainer.pilot import Pilot
-from reshard_trainer.publisher import Publisher, leave_board
+from reshard_trainer.publisher import Publisher
 from reshard_trainer.run import TrainerRun
 from reshard_trainer.settings import Settings
 from reshard_trainer.sources import WeightSource
 from reshard_trainer.verdicts import ErrorRecord
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 5.0
 
 STARTUP_SECONDS = 300.0
 """How long ranks wait for each other: one may still load its model."""
@@ -98,28 +104,18 @@ def start(request: Request, ensemble: Ensemble, make: Callable[[], WeightSource]
     Raises:
         ReshardError: the same on every rank.
     """
-    deadline = Deadline.after(STARTUP_SECONDS)
-    pilots: dict[str, Pilot] = {}
-    server: BoardServer | None = None
-    controls: list[EngineControl] = []
-    welcome = Welcome()
-    if ensemble.rank == 0:
-        try:
-            settings = Settings(**request.settings)  # type: ignore[arg-type]
-            controls = _engines(request.engines)
-            server = BoardServer(settings.host or _board_host(controls))
-            welcome = _welcome(request, settings, controls, server)
-        except Exception as error:
-            welcome = Welcome(ErrorRecord.of(error))
-    welcome = decode(ensemble.broadcast(encode(welcome), deadline), Welcome)
-    if welcome.error is not None:
-        raise welcome.error.error()
-    assert welcome.invitation is not None
-    board = BoardClient(welcome.invitation, deadline)
+    opened = Opened(ensemble.rank, ensemble.size)
     try:
+        deadline = Deadline.after(STARTUP_SECONDS)
+        own = _decide(request, opened) if ensemble.rank == 0 else Welcome()
+        welcome = decode(ensemble.broadcast(encode(own), deadline), Welcome)
+        if welcome.error is not None:
+            raise welcome.error.error()
+        assert welcome.invitation is not None
+        opened.board = board = BoardClient(welcome.invitation, deadline)
         source = make_source(board, ensemble.rank, ensemble.size, make, deadline)
     except BaseException:
-        leave_board(board, ensemble.rank, ensemble.size, server)
+        opened.close()
         raise
     run = TrainerRun(
         run_id=welcome.run_id,
@@ -130,9 +126,82 @@ def start(request: Request, ensemble: Ensemble, make: Callable[[], WeightSource]
         settings=welcome.settings,
         source=source,
     )
-    pilots = {control.name: Pilot(control, board) for control in controls}
+    pilots = {control.name: Pilot(control, board) for control in opened.controls}
     links = [EngineLink(name, run, pilots.get(name)) for name in welcome.engines]
-    return Started(run, PolicyVersion(welcome.version), Publisher(run, links, server))
+    return Started(run, PolicyVersion(welcome.version), Publisher(run, links, opened.close))
+
+
+@dataclass(slots=True)
+class Opened:
+    """What this rank has opened, to be closed at the end or after a failure.
+
+    Attributes:
+        rank, size: of the trainer.
+        server: on rank 0, the control board.
+        board: this rank's client of it.
+        controls: on rank 0, of all engines.
+        owned: those of them that were made here.
+    """
+
+    rank: int
+    size: int
+    server: BoardServer | None = None
+    board: BoardClient | None = None
+    controls: list[EngineControl] = field(default_factory=list)
+    owned: list[EngineControl] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Leave the control board; it goes with rank 0, which waits until all others have left."""
+        for control in self.owned:
+            control.close()
+        if self.board is not None:
+            others = range(1, self.size) if self.rank == 0 else ()
+            patience = Deadline.after(_CLOSE_SECONDS)
+            try:
+                gather(self.board, "trainer/left", self.rank, others, b"", patience)
+            except ReshardError as error:
+                logger.warning("trainer rank %d leaves alone: %s", self.rank, error)
+            self.board.close()
+        if self.server is not None:
+            self.server.close()
+
+
+def _decide(request: Request, opened: Opened) -> Welcome:
+    """Rank 0: open what the run needs, or say why there is none."""
+    try:
+        if request.version < 0:
+            raise ReshardError(f"version={request.version}: a policy version is not negative")
+        settings = Settings(**request.settings)  # type: ignore[arg-type]
+        _make_controls(request.engines, opened)
+        opened.server = BoardServer(settings.host or _board_host(opened.controls))
+    except Exception as error:
+        return Welcome(ErrorRecord.of(error))
+    # Unique: an engine must tell a restarted trainer from the one that it knows.
+    unique = secrets.token_hex(6)
+    return Welcome(
+        invitation=opened.server.invitation,
+        run_id=f"{request.run_id}-{unique}" if request.run_id else unique,
+        version=request.version,
+        settings=settings,
+        engines=tuple(control.name for control in opened.controls),
+    )
+
+
+def _make_controls(given: Sequence[str | EngineControl], opened: Opened) -> None:
+    if isinstance(given, str) or not given:
+        raise EngineError(
+            f"engines={given!r}: give a list with at least one engine, such as "
+            '["http://127.0.0.1:8000"]'
+        )
+    for engine in given:
+        control = as_engine(engine)
+        opened.controls.append(control)
+        if control is not engine:
+            opened.owned.append(control)
+    names = Counter(control.name for control in opened.controls)
+    twice = sorted(name for name, count in names.items() if count > 1)
+    if twice:
+        raise EngineError("engines that are named more than once", twice)
 
 
 def as_engine(engine: str | EngineControl) -> EngineControl:
@@ -149,36 +218,6 @@ def as_engine(engine: str | EngineControl) -> EngineControl:
             "wrap a vllm.LLM as reshard_trainer.InProcessEngine(llm)"
         )
     return engine
-
-
-def _engines(given: Sequence[str | EngineControl]) -> list[EngineControl]:
-    if isinstance(given, str) or not given:
-        raise EngineError(
-            f"engines={given!r}: give a list with at least one engine, such as "
-            '["http://127.0.0.1:8000"]'
-        )
-    controls = [as_engine(engine) for engine in given]
-    names = Counter(control.name for control in controls)
-    twice = sorted(name for name, count in names.items() if count > 1)
-    if twice:
-        raise EngineError("engines that are named more than once", twice)
-    return controls
-
-
-def _welcome(
-    request: Request, settings: Settings, controls: Sequence[EngineControl], server: BoardServer
-) -> Welcome:
-    if request.version < 0:
-        raise ReshardError(f"version={request.version}: a policy version is not negative")
-    # Unique: an engine must tell a restarted trainer from the one that it knows.
-    unique = secrets.token_hex(6)
-    return Welcome(
-        invitation=server.invitation,
-        run_id=f"{request.run_id}-{unique}" if request.run_id else unique,
-        version=request.version,
-        settings=settings,
-        engines=tuple(control.name for control in controls),
-    )
 
 
 def _board_host(controls: Sequence[EngineControl]) -> str:
