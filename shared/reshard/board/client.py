@@ -42,26 +42,28 @@ class Found:
 class Watch:
     """A wait that its owner looks at from time to time, and ends when it likes."""
 
-    def __init__(self, connection: Connection, key: str, number: int, answer: "Future[Reply]"):
+    def __init__(
+        self, connection: Connection, keys: Sequence[str], number: int, answer: "Future[Reply]"
+    ) -> None:
         self._connection = connection
-        self._key = key
+        self._keys = tuple(keys)
         self._number = number
         self._answer = answer
 
-    def value(self, seconds: float) -> bytes | None:
-        """The value, once it is there; None if it is not after `seconds`.
+    def found(self, seconds: float) -> Found | None:
+        """What is there, once the wait is over; None if it is not after `seconds`.
 
         Raises:
             CancelledError: `end` was called.
             ReshardError: the connection has ended.
         """
         try:
-            return self._answer.result(seconds).values.get(self._key)
+            return _found(self._answer.result(seconds), self._keys)
         except FutureTimeout:
             return None
 
     def end(self) -> None:
-        """Wait no longer; a thread in `value` returns at once. Harmless when repeated."""
+        """Wait no longer; a thread in `found` returns at once. Harmless when repeated."""
         self._answer.cancel()
         self._connection.settle(self._number)
 
@@ -142,11 +144,10 @@ class BoardClient:
         """What is there of `keys` once all are, or once `unless` is, or at the deadline."""
         return self._wait(keys, deadline, every=True, unless=unless)
 
-    def watch(self, key: str) -> Watch:
-        """Start waiting for `key`, without a deadline; the caller ends the watch."""
-        wait = Wait((key,), every=True, unless="", seconds=math.inf)
-        number, answer = self._connection.ask(wait)
-        return Watch(self._connection, key, number, answer)
+    def watch(self, keys: Sequence[str], unless: str = "") -> Watch:
+        """Start a wait as `get_all` does, but without a deadline: the caller ends it."""
+        number, answer = self._connection.ask(Wait(tuple(keys), True, unless, math.inf))
+        return Watch(self._connection, keys, number, answer)
 
     def peek(self, key: str, deadline: Deadline | None = None) -> bytes | None:
         """The value of `key`, or None if it is absent."""

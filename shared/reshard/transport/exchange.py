@@ -10,14 +10,11 @@ from typing import Protocol
 
 import msgspec
 
-from reshard.agreement import fault_error
 from reshard.board import Deadline
-from reshard.errors import DigestMismatch, ReshardError
+from reshard.errors import DigestMismatch
 from reshard.plan import RankPlan
-from reshard.session import Fault
-from reshard.transport.faults import standing_fault
 from reshard.transport.group import RefitGroup
-from reshard.transport.messages import Message, TransferFailed
+from reshard.transport.messages import Message
 from reshard.transport.places import CopyList, Locate, copy_between
 from reshard.transport.report import ExchangeReport
 from reshard.transport.rounds import Rounds
@@ -115,30 +112,24 @@ class Exchange:
         """
         timing = Timing()
         scope = f"{self._group.session}/a{attempt}"
-        watch = Watch(self._group, scope, deadline)
-        phase = "prepare"
+        watch = Watch(self._group, scope, deadline, "prepare")
         try:
-            with timing(phase):
-                executor = self._prepared()
-            phase = "agree"
-            with timing(phase):
-                self._agree(watch, scope, attempt, deadline)
-            phase = "transfer"
             with watch:
+                with timing("prepare"):
+                    executor = self._prepared()
+                watch.phase = "agree"
+                with timing("agree"):
+                    self._agree(watch, scope, attempt, deadline)
+                watch.phase = "transfer"
                 executor.run(watch, timing, deadline, attempt)
-            phase = "local"
-            with timing(phase):
-                self._local.run()
-        except TransferFailed as failure:
-            raise self._lost(watch, failure) from failure
-        except ReshardError as error:
-            self._give_up(watch, phase, str(error))
-            raise
+                watch.phase = "local"
+                with timing("local"):
+                    self._local.run()
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            self._give_up(watch, phase, why)
-            own = self._group.name(self._group.rank)
-            raise ReshardError(f"{own} failed in phase {phase}: {why}") from error
+            failure = watch.failure(error)
+            if failure is error:
+                raise
+            raise failure from error
         return self._report(executor, timing)
 
     def _prepared(self) -> Executor:
@@ -160,19 +151,11 @@ class Exchange:
             return
         greeting = encode(Greeting(attempt, own))
         group.board.put(f"{scope}/exchange/{group.rank}", greeting, deadline)
-        keys = {peer: f"{scope}/exchange/{peer}" for peer in own}
-        fault_key = f"{group.session}/fault"
-        found = group.board.get_all(tuple(keys.values()), deadline, unless=fault_key)
-        if fault_key in found.values:
-            raise fault_error(found.values[fault_key], group.trainer_size)
-        absent = [peer for peer, key in keys.items() if key in found.missing]
-        if absent:
-            others = "".join(f", nor did {group.name(peer)}" for peer in absent[1:])
-            text = f"did not come to the exchange within {deadline.seconds:g} s{others}"
-            raise fault_error(watch.blame(Fault(absent[0], "agree", text)), group.trainer_size)
+        found = watch.gather(
+            f"{scope}/exchange", tuple(own), "waiting for {} to come to the exchange"
+        )
         theirs = {
-            peer: decode(found.values[key], Greeting, limit=_MAX_GREETING_BYTES)
-            for peer, key in keys.items()
+            peer: decode(raw, Greeting, limit=_MAX_GREETING_BYTES) for peer, raw in found.items()
         }
         self._compare(own, theirs, attempt)
 
@@ -194,22 +177,6 @@ class Exchange:
                 "the same plan and the same bucket_bytes?",
                 faults,
             )
-
-    def _lost(self, watch: Watch, failure: TransferFailed) -> ReshardError:
-        """The error of a message that was lost: the failure that came first is to blame."""
-        group = self._group
-        fault = watch.verdict or standing_fault(group)
-        if fault is None:
-            observer = group.name(group.rank)
-            text = f"the connection broke ({observer} was {failure.action}): {failure}"
-            fault = watch.blame(Fault(failure.peer, "transfer", text, failure.tensor))
-        group.abort()
-        return fault_error(fault, group.trainer_size)
-
-    def _give_up(self, watch: Watch, phase: str, why: str) -> None:
-        """This rank cannot go on: tell the others why, then wake them."""
-        watch.blame(Fault(int(self._group.rank), phase, why))
-        self._group.abort()
 
     def _report(self, executor: Executor, timing: Timing) -> ExchangeReport:
         received: dict[int, int] = {}

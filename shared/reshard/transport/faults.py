@@ -11,6 +11,22 @@ from reshard.transport.group import RefitGroup
 _BOARD_SECONDS = 2.0
 
 
+class TransferFailed(Exception):
+    """A message did not arrive or leave: the connection broke, or was closed on purpose.
+
+    Attributes:
+        peer: the other end.
+        tensor: what the message holds.
+        action: `sending` or `receiving`.
+    """
+
+    def __init__(self, peer: int, tensor: str, action: str, why: str) -> None:
+        super().__init__(why)
+        self.peer = peer
+        self.tensor = tensor
+        self.action = action
+
+
 def blame(group: RefitGroup, fault: Fault) -> Fault:
     """Write a failure down, unless another came first; the one that stands.
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 
 from reshard.board import Deadline
+from reshard.transport.faults import TransferFailed
 from reshard.transport.group import Work
 from reshard.transport.packing import emptying, filling, in_place
 from reshard.transport.places import CopyList, Locate
@@ -16,22 +17,6 @@ from reshard.transport.watch import Watch
 
 _MARGIN_SECONDS = 10.0
 """A wait lasts so much longer than the deadline, at which the watch ends it in good order."""
-
-
-class TransferFailed(Exception):
-    """A message did not arrive or leave: the connection broke, or was closed on purpose.
-
-    Attributes:
-        peer: the other end.
-        tensor: what the message holds.
-        action: `sending` or `receiving`.
-    """
-
-    def __init__(self, peer: int, tensor: str, action: str, why: str) -> None:
-        super().__init__(why)
-        self.peer = peer
-        self.tensor = tensor
-        self.action = action
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from itertools import groupby
 import torch
 
 from reshard.board import Deadline
+from reshard.transport.faults import TransferFailed
 from reshard.transport.group import RefitGroup, Work
-from reshard.transport.messages import Message, TransferFailed, prepare
+from reshard.transport.messages import Message, prepare
 from reshard.transport.places import Locate
 from reshard.transport.schedule import Schedule, Transfer
 from reshard.transport.timing import Timing

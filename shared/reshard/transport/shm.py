@@ -13,18 +13,16 @@ from typing import Literal
 import msgspec
 import torch
 
-from reshard.agreement import fault_error
 from reshard.board import Deadline
 from reshard.errors import PeerError, ReshardError
 from reshard.plan import Move, RankPlan
-from reshard.session import Fault
 from reshard.transport.exhibits import Exhibit, LiveShards, Manifest, Shown, Snapshot
-from reshard.transport.faults import blame
 from reshard.transport.group import RefitGroup
 from reshard.transport.memory import OwnedSegment, Segment, open_segment
 from reshard.transport.places import CopyList, Locate, Places, copy_between, torch_dtype
 from reshard.transport.report import ExchangeReport
 from reshard.transport.timing import Timing
+from reshard.transport.watch import Watch
 from reshard.wire import decode, encode
 
 Share = Literal["snapshot", "live"]
@@ -72,6 +70,10 @@ class ShmExchange:
         self._read = read
         self._write = write
         self._share = share
+        self._sent_bytes = {int(p): _nbytes(moves) for p, moves in rank_plan.sends.items()}
+        self._received_bytes = {int(p): _nbytes(m) for p, m in rank_plan.receives.items()}
+        self._readers = [peer for peer, nbytes in self._sent_bytes.items() if nbytes]
+        self._senders = [peer for peer, nbytes in self._received_bytes.items() if nbytes]
         self._serial = os.urandom(8).hex()
         self._exhibit: Exhibit | None = None
         self._seal: OwnedSegment | None = None
@@ -104,7 +106,7 @@ class ShmExchange:
         self._timing = Timing()
         if not self._readers:
             return
-        with self._phase("stage"), self._timing("stage"):
+        with self._watched("stage", deadline, attempt), self._timing("stage"):
             exhibit, seal = self._opened(deadline)
             self.retire()
             exhibit.refresh()
@@ -115,21 +117,21 @@ class ShmExchange:
 
     def receive(self, deadline: Deadline, attempt: int) -> None:
         """Copy what this rank needs out of the senders' memory."""
-        with self._phase("copy"):
+        if not self._senders and not self._plan.local:
+            return
+        with self._watched("copy", deadline, attempt) as watch:
             if self._senders:
-                self._receive(deadline, attempt)
+                self._receive(watch, deadline, attempt)
             with self._timing("local"):
                 self._local_copies().run()
 
     def finish(self, deadline: Deadline, attempt: int) -> ExchangeReport:
         """Wait until the readers have read; from now on the values may change."""
         if self._readers:
-            with self._phase("read"), self._timing("wait"):
-                try:
-                    scope = f"{self._attempt(attempt)}/shm-read"
-                    self._await(scope, self._readers, "did not read the weights", deadline)
-                finally:
-                    self.retire()
+            with self._watched("read", deadline, attempt) as watch, self._timing("wait"):
+                scope = f"{self._attempt(attempt)}/shm-read"
+                watch.gather(scope, self._readers, "waiting for {} to read its weights")
+                self.retire()
         return self._report()
 
     def retire(self) -> None:
@@ -148,14 +150,6 @@ class ShmExchange:
         self._exhibit, self._seal = None, None
         self._attached.clear()
 
-    @property
-    def _readers(self) -> list[int]:
-        return [int(peer) for peer, moves in self._plan.sends.items() if _nbytes(moves)]
-
-    @property
-    def _senders(self) -> list[int]:
-        return [int(peer) for peer, moves in self._plan.receives.items() if _nbytes(moves)]
-
     def _attempt(self, attempt: int) -> str:
         return f"{self._group.session}/a{attempt}"
 
@@ -171,10 +165,10 @@ class ShmExchange:
             self._group.board.put(key, encode(manifest), deadline)
         return self._exhibit, self._seal
 
-    def _receive(self, deadline: Deadline, attempt: int) -> None:
+    def _receive(self, watch: Watch, deadline: Deadline, attempt: int) -> None:
         scope = f"{self._attempt(attempt)}/shm"
         with self._timing("wait"):
-            found = self._await(scope, self._senders, "did not show its weights", deadline)
+            found = watch.gather(scope, self._senders, "waiting for {} to show its weights")
         announced = {sender: decode(raw, Announcement) for sender, raw in found.items()}
         with self._timing("prepare"):
             sources = [
@@ -207,42 +201,19 @@ class ShmExchange:
             self._attached[serial] = _Attached(manifest, moves, self._write, owner)
         return self._attached[serial]
 
-    def _await(
-        self, scope: str, ranks: Sequence[int], failing: str, deadline: Deadline
-    ) -> dict[int, bytes]:
-        """What other ranks put, once all have; a fault ends the wait."""
-        group = self._group
-        keys = {rank: f"{scope}/{rank}" for rank in ranks}
-        fault_key = f"{group.session}/fault"
-        found = group.board.get_all(tuple(keys.values()), deadline, unless=fault_key)
-        if not found.missing:
-            return {rank: found.values[key] for rank, key in keys.items()}
-        if fault_key in found.values:
-            raise fault_error(found.values[fault_key], group.trainer_size)
-        absent = [rank for rank, key in keys.items() if key in found.missing]
-        others = "".join(f", nor did {group.name(rank)}" for rank in absent[1:])
-        text = f"{failing} within {deadline.seconds:g} s{others}"
-        fault = blame(group, Fault(absent[0], "shared memory", text))
-        raise fault_error(fault, group.trainer_size)
-
     @contextmanager
-    def _phase(self, phase: str) -> Iterator[None]:
-        """Tell the others of a failure in the body."""
+    def _watched(self, phase: str, deadline: Deadline, attempt: int) -> Iterator[Watch]:
+        """Watch the body, and tell the others of a failure in it."""
+        watch = Watch(self._group, self._attempt(attempt), deadline, phase)
         try:
-            yield
-        except ReshardError as error:
-            self._give_up(phase, str(error))
-            raise
+            with watch:
+                yield watch
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            self._give_up(phase, why)
-            own = self._group.name(self._group.rank)
-            raise ReshardError(f"{own} failed in phase {phase}: {why}") from error
-
-    def _give_up(self, phase: str, why: str) -> None:
-        self.retire()
-        blame(self._group, Fault(int(self._group.rank), phase, why))
-        self._group.abort()
+            self.retire()
+            failure = watch.failure(error)
+            if failure is error:
+                raise
+            raise failure from error
 
     def _local_copies(self) -> CopyList:
         if self._local is None:
@@ -252,16 +223,15 @@ class ShmExchange:
         return self._local
 
     def _report(self) -> ExchangeReport:
-        received = {int(peer): _nbytes(moves) for peer, moves in self._plan.receives.items()}
         copies = [each.copies for each in self._attached.values()]
         temporary = max((each.temporary_bytes for each in copies), default=0)
         return ExchangeReport(
-            received_bytes=received,
-            sent_bytes={int(peer): _nbytes(moves) for peer, moves in self._plan.sends.items()},
+            received_bytes=self._received_bytes,
+            sent_bytes=self._sent_bytes,
             local_bytes=_nbytes(self._plan.local),
             seconds=dict(self._timing.seconds),
             messages=0,
-            direct_bytes=sum(received.values()),
+            direct_bytes=sum(self._received_bytes.values()),
             peak_extra_bytes=temporary + (self._exhibit.extra_bytes if self._exhibit else 0),
         )
 

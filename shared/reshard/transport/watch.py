@@ -7,16 +7,18 @@ them: it writes the culprit down first and closes the connections after that.
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 
 import msgspec
 
 from reshard import board
+from reshard.agreement import fault_error
 from reshard.board import Deadline
 from reshard.errors import ReshardError, WireError
 from reshard.session import Fault
-from reshard.transport.faults import blame
+from reshard.transport.faults import TransferFailed, blame, standing_fault
 from reshard.transport.group import RefitGroup
 from reshard.wire import decode, encode
 
@@ -32,8 +34,8 @@ class Step:
 
     Attributes:
         peer: the other end.
-        tensor: what the message holds, for messages.
-        action: `sending` or `receiving` and so on, for messages.
+        tensor: what the message holds, or empty; for messages.
+        action: what the rank is doing, for messages.
         since: on the monotonic clock, in seconds.
     """
 
@@ -51,32 +53,36 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Runs beside one attempt's transfers; a context manager.
+    """Runs beside one rank's part of an attempt; a context manager.
 
     Attributes:
+        phase: what the rank is at; set by it, for messages.
         step: what the rank waits for now; set by it.
         verdict: why the transfers were ended, once they were.
     """
 
-    def __init__(self, group: RefitGroup, scope: str, deadline: Deadline) -> None:
-        """Watch one attempt.
+    def __init__(self, group: RefitGroup, scope: str, deadline: Deadline, phase: str) -> None:
+        """Watch one attempt; the thread starts with the `with` block.
 
         Args:
             group: whose transfers.
             scope: the attempt's prefix on the board.
             deadline: of the attempt.
+            phase: what the rank is at, for messages.
         """
+        self.phase = phase
         self.step: Step | None = None
         self.verdict: Fault | None = None
         self._group = group
         self._scope = scope
         self._deadline = deadline
+        self._fault_key = f"{group.session}/fault"
         self._fault_watch: board.Watch | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reshard-watch", daemon=True)
 
     def __enter__(self) -> "Watch":
-        self._fault_watch = self._group.board.watch(f"{self._group.session}/fault")
+        self._fault_watch = self._group.board.watch((self._fault_key,))
         self._thread.start()
         return self
 
@@ -94,11 +100,75 @@ class Watch:
         """Say that the rank works by itself again."""
         self.step = None
 
+    def gather(self, scope: str, ranks: Sequence[int], action: str) -> dict[int, bytes]:
+        """What other ranks put under `scope`, once all have.
+
+        Args:
+            scope: key prefix; each rank's value lies at `<scope>/<rank>`.
+            ranks: whose values to wait for.
+            action: what this rank does meanwhile, for messages; `{}` stands for the rank.
+
+        Raises:
+            PeerError: the session has a fault, or they did not come by the deadline.
+        """
+        group = self._group
+        keys = {rank: f"{scope}/{rank}" for rank in ranks}
+        waiting = group.board.watch(tuple(keys.values()), unless=self._fault_key)
+        try:
+            while (found := waiting.found(_BEAT_SECONDS)) is None:
+                if self.verdict is not None:
+                    raise fault_error(self.verdict, group.trainer_size)
+                self._find_absent(keys, action)
+        finally:
+            waiting.end()
+        self.waits_no_more()
+        if self._fault_key in found.values:
+            raise fault_error(found.values[self._fault_key], group.trainer_size)
+        return {rank: found.values[key] for rank, key in keys.items()}
+
+    def _find_absent(self, keys: Mapping[int, str], action: str) -> None:
+        """Say for whom a gathering waits."""
+        try:
+            missing = self._group.board.look(
+                tuple(keys.values()), Deadline.after(_BOARD_SECONDS)
+            ).missing
+        except ReshardError:
+            return
+        for rank, key in keys.items():
+            if key in missing:
+                if self.step is None or self.step.peer != rank:
+                    self.waits_for(rank, "", action.format(self._group.name(rank)))
+                return
+
     def blame(self, fault: Fault) -> Fault:
         """Write a failure down, unless another came first; the one that stands."""
         if self.verdict is None:
             self.verdict = blame(self._group, fault)
         return self.verdict
+
+    def failure(self, error: Exception) -> ReshardError:
+        """Close the group after a failure of this rank's part; the error that it is to raise.
+
+        The culprit is written down before anything that others could take for a failure of this
+        rank. Whatever came first is to blame: `error` itself is returned only if that is it.
+        """
+        group = self._group
+        own = int(group.rank)
+        if isinstance(error, TransferFailed):
+            observer = group.name(own)
+            text = f"the connection broke ({observer} was {error.action}): {error}"
+            suspect = Fault(error.peer, self.phase, text, error.tensor)
+            fault = self.verdict or standing_fault(group) or self.blame(suspect)
+            group.abort()
+            return fault_error(fault, group.trainer_size)
+        why = str(error) if isinstance(error, ReshardError) else f"{type(error).__name__}: {error}"
+        fault = self.blame(Fault(own, self.phase, why))
+        group.abort()
+        if fault.rank != own:
+            return fault_error(fault, group.trainer_size)
+        if isinstance(error, ReshardError):
+            return error
+        return ReshardError(f"{group.name(own)} failed in phase {self.phase}: {why}")
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -118,7 +188,8 @@ class Watch:
     def _wait_for_fault(self, seconds: float) -> bytes | None:
         assert self._fault_watch is not None
         try:
-            return self._fault_watch.value(seconds)
+            found = self._fault_watch.found(seconds)
+            return None if found is None else found.values.get(self._fault_key)
         except CancelledError:
             return None
         except ReshardError:
@@ -149,9 +220,7 @@ class Watch:
         seconds = self._deadline.seconds
         step = self.step
         if step is None:
-            return Fault(
-                self._group.rank, "transfer", f"did not get to its transfers within {seconds:g} s"
-            )
+            return Fault(int(self._group.rank), self.phase, f"was not done within {seconds:g} s")
         peer, tensor = step.peer, step.tensor
         seen = {int(self._group.rank)}
         while peer not in seen:
@@ -160,13 +229,12 @@ class Watch:
             if note is None or note.peer in seen:
                 break
             peer, tensor = note.peer, note.tensor
-        return Fault(
-            peer,
-            "transfer",
+        doing = f"{step.action} {step.tensor}".rstrip()
+        text = (
             f"did not take part within {seconds:g} s ({self._group.name(self._group.rank)} was "
-            f"{step.action} {step.tensor})",
-            tensor,
+            f"{doing})"
         )
+        return Fault(peer, self.phase, text, tensor)
 
     def _stall_of(self, rank: int) -> Stall | None:
         """The fresh note of a rank, if there is one."""

@@ -70,4 +70,5 @@ def test_a_peer_that_never_comes_is_named() -> None:
     outcomes, _ = fail_with("late", 3)
     for kind, text, _ in outcomes.values():
         assert kind == "PeerError"
-        assert f"{CULPRIT} failed in phase agree: did not come to the exchange" in text
+        assert f"{CULPRIT} failed in phase agree: did not take part within 3 s" in text
+        assert f"waiting for {CULPRIT} to come to the exchange" in text

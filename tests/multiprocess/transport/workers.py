@@ -1,7 +1,7 @@
 """What the processes of the transport tests run."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from tests.multiprocess.transport.worlds import (
@@ -23,6 +23,7 @@ from reshard.transport.choice import MixedExchange, open_exchange
 from reshard.transport.exchange import Exchange
 from reshard.transport.group import RefitGroup, open_group
 from reshard.transport.places import Locate
+from reshard.transport.report import ExchangeReport
 from reshard.transport.rounds import Rounds
 from reshard.transport.shm import ShmExchange
 
@@ -140,18 +141,40 @@ def refit_until_it_fails(
         write=nowhere if rank < 2 else locate(store),
         bucket_bytes=4096,
     )
+    if (rank, trouble) == (1, "late"):
+        run = exchange.run
+
+        def late(deadline: Deadline, attempt: int) -> ExchangeReport:
+            if attempt == 3:
+                time.sleep(3600)
+            return run(deadline, attempt)
+
+        exchange.run = late  # type: ignore[method-assign]
+    outcome = until_it_fails(
+        exchange, seconds, lambda: group.board.put(f"{session}/busy/{rank}", b"")
+    )
+    group.close()
+    group.board.close()
+    return outcome
+
+
+def until_it_fails(
+    exchange: Exchange | ShmExchange, seconds: float, busy: Callable[[], object]
+) -> tuple[str, str, float]:
+    """Refit again and again; the error that ended it, and how long the last attempt took.
+
+    Args:
+        exchange: what to run.
+        seconds: deadline of an attempt.
+        busy: called once the refits are going.
+    """
     attempt = 0
     while True:
         attempt += 1
         if attempt == 3:
-            group.board.put(f"{session}/busy/{rank}", b"")
-        if (rank, trouble) == (1, "late") and attempt == 3:
-            time.sleep(3600)
+            busy()
         start = time.monotonic()
         try:
             exchange.run(Deadline.after(seconds), attempt)
         except ReshardError as error:
-            took = time.monotonic() - start
-            group.close()
-            group.board.close()
-            return type(error).__name__, str(error), took
+            return type(error).__name__, str(error), time.monotonic() - start

@@ -70,14 +70,16 @@ def test_get_all_tells_what_is_missing(client: BoardClient) -> None:
 
 
 def test_a_watch_sees_the_key_and_ends_at_once(client: BoardClient) -> None:
-    watch = client.watch("w")
-    assert watch.value(0.01) is None
+    watch = client.watch(["w"])
+    assert watch.found(0.01) is None
     client.put("w", b"1")
-    assert watch.value(20) == b"1"
+    found = watch.found(20)
+    assert found is not None
+    assert found.values == {"w": b"1"}
     watch.end()
     with ThreadPoolExecutor(1) as pool:
-        other = client.watch("never")
-        waiting = pool.submit(other.value, 60)
+        other = client.watch(["never"])
+        waiting = pool.submit(other.found, 60)
         other.end()
         with pytest.raises(CancelledError):
             waiting.result(20)
