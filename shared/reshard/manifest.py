@@ -34,8 +34,7 @@ class ShardManifest:
     Attributes:
         run_id: the training run.
         version: number of optimizer steps that made it.
-        base: the version published before it in this run, or None: it needs no other version
-            either way, all bytes travel.
+        base: the version that a receiver must hold already; None: none, as all bytes travel.
         state: see `ManifestState`.
         layout_digest: of all trainer ranks' layouts; empty in a draft.
         plan_digests: by engine: of the plan that brought the bytes; empty until published.

@@ -1,7 +1,7 @@
 """The one line in a training script: after each optimizer step the engines serve the new policy."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -42,6 +42,7 @@ def attach(
     host: str = "",
     group: dist.ProcessGroup | None = None,
     rename: Rename = strip_wrappers,
+    on_manifest: Callable[[ShardManifest], None] | None = None,
 ) -> "Hook":
     """Publish `model` to `engines` after each step of `optimizer`.
 
@@ -54,7 +55,8 @@ def attach(
         model: plain, DDP, FSDP2, HSDP or tensor parallel, wrappers included.
         optimizer: the one whose steps make versions.
         engines: URLs of vLLM servers, or objects with `reshard.engine_control.EngineControl`; of
-            rank 0, others' are ignored, and so are all settings but `group` and `rename`.
+            rank 0: other ranks' are ignored, and so are their settings, but for `group`, `rename`
+            and `on_manifest`.
         publish_every: publish each step whose version is a multiple of it.
         deadline: bound of each phase of a refit, in seconds.
         transport: how bytes move.
@@ -73,6 +75,8 @@ def attach(
             that from which the engines are reached.
         group: the ranks that hold the policy; None: all.
         rename: from a name in `model` to the checkpoint's.
+        on_manifest: called with each shard manifest as its state changes: a draft after every
+            step, sealed and published by a publish, retired by the next.
 
     Raises:
         ReshardError: what does not fit; the same error on every rank, all engines untouched.
@@ -100,7 +104,7 @@ def attach(
     except BaseException:
         started.publisher.close()
         raise
-    return Hook(optimizer, started)
+    return Hook(optimizer, started, on_manifest)
 
 
 class Hook:
@@ -112,14 +116,20 @@ class Hook:
         manifest: of the present version.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, started: Started) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        started: Started,
+        on_manifest: Callable[[ShardManifest], None] | None,
+    ) -> None:
         """Take over; `attach` makes it."""
         self.version = started.version
         self.last_report: RefitReport | None = None
         self.manifest = ShardManifest(started.run.run_id, started.version)
         self._run = started.run
         self._publisher = started.publisher
-        self._published: ShardManifest | None = None
+        self._on_manifest = on_manifest
+        self._served: ShardManifest | None = None
         self._closed = False
         self._handle = optimizer.register_step_post_hook(self._after_step)
 
@@ -145,10 +155,8 @@ class Hook:
         """
         if self._closed:
             raise ReshardError("this hook was closed; attach again")
-        base = self._published.version if self._published else None
-        if base is not None and base >= self.version:
-            base = None
-        self.manifest = ShardManifest(self._run.run_id, self.version, base)
+        if self.manifest.state is not ManifestState.DRAFT:
+            self._emit(ShardManifest(self._run.run_id, self.version))
         report, error = self._publisher.publish(self.version)
         self.last_report = report
         self._seal(report)
@@ -168,19 +176,24 @@ class Hook:
 
     def _after_step(self, *_: object) -> None:
         self.version = PolicyVersion(self.version + 1)
-        self.manifest = ShardManifest(self._run.run_id, self.version)
+        self._emit(ShardManifest(self._run.run_id, self.version))
         if self.version % self._run.settings.publish_every == 0:
             self.publish()
 
     def _seal(self, report: RefitReport) -> None:
         """Move the manifest on: sealed as all ranks agreed, published where an engine serves it."""
-        self.manifest = self.manifest.seal(self._publisher.holdings.digest)
+        self._emit(self.manifest.seal(self._publisher.holdings.digest))
         plans = {
             name: engine.plan_digest for name, engine in report.engines.items() if not engine.error
         }
         if not plans:
             return
-        self.manifest = self.manifest.publish(plans)
-        if self._published and self._published.state is ManifestState.PUBLISHED:
-            self._published = self._published.retire()
-        self._published = self.manifest
+        self._emit(self.manifest.publish(plans))
+        if self._served is not None and self._on_manifest is not None:
+            self._on_manifest(self._served.retire())
+        self._served = self.manifest
+
+    def _emit(self, manifest: ShardManifest) -> None:
+        self.manifest = manifest
+        if self._on_manifest is not None:
+            self._on_manifest(manifest)

@@ -57,10 +57,14 @@ def test_an_engine_that_cannot_describe_itself(tmp_path: Path) -> None:
         check_serves(peer, 1)
 
 
-@pytest.mark.parametrize("phase", ["begin", "write"])
-def test_a_staged_refit_that_fails_leaves_the_old_version(phase: Phase, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("phase", "transport"), [("begin", "gloo"), ("write", "gloo"), ("write", "shm")]
+)
+def test_a_staged_refit_that_fails_leaves_the_old_version(
+    phase: Phase, transport: str, tmp_path: Path
+) -> None:
     with PeerEngine(MODEL) as peer, Trainers(2, "fsdp2", tmp_path) as trainers:
-        trainers.attach(peer.url, deadline=5)
+        trainers.attach(peer.url, transport=transport, deadline=5)
         peer.break_rank(1, phase)
         said = trainers.fail(step)
 
@@ -184,10 +188,10 @@ def test_a_cache_that_is_never_reset_surfaces(tmp_path: Path) -> None:
         assert peer.paused
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_an_engine_rank_that_was_killed(size: int, tmp_path: Path) -> None:
-    with PeerEngine(MODEL) as peer, Trainers(size, "fsdp2", tmp_path) as trainers:
-        trainers.attach(peer.url, deadline=6)
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_an_engine_rank_that_was_killed(transport: str, tmp_path: Path) -> None:
+    with PeerEngine(MODEL) as peer, Trainers(2, "fsdp2", tmp_path) as trainers:
+        trainers.attach(peer.url, deadline=6, transport=transport)
         trainers.do(step)
         peer.kill_rank(1)
         said = trainers.fail(step)

@@ -32,6 +32,7 @@ class State:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     hook: reshard_trainer.Hook | None = None
+    notes: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
