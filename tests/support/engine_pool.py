@@ -6,8 +6,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from msgspec import convert
 from tests.support.checkpoints import VOCAB, Family, make_checkpoint
+from tests.support.cold import ColdHost, Request
 from tests.support.vllm_server import (
+    PROMPTS,
     RESHARD_FLAG,
     EngineSpec,
     Fingerprint,
@@ -39,6 +42,7 @@ class EnginePool:
         default_factory=OrderedDict
     )
     _fingerprints: dict[EngineSpec, Fingerprint] = field(default_factory=dict)
+    _cold_hosts: dict[tuple[tuple[str, str], ...], ColdHost] = field(default_factory=dict)
 
     def checkpoint(self, family: Family, seed: int, *, vocab: int = VOCAB) -> Path:
         """The fp32 checkpoint of a family's weights number `seed`, made once."""
@@ -69,7 +73,6 @@ class EnginePool:
             stack = ExitStack()
             server = stack.enter_context(vllm_server(spec, self.folder / "logs"))
             self._alive[spec] = (server, stack)
-            self._fingerprints.setdefault(_cold(spec), server.fingerprint())
         self._alive.move_to_end(spec)
         return server
 
@@ -80,8 +83,16 @@ class EnginePool:
         """
         cold = _cold(spec)
         if cold not in self._fingerprints:
-            with self.own(cold) as server:
-                self._fingerprints[cold] = server.fingerprint()
+            if cold.env not in self._cold_hosts:
+                log = self.folder / f"cold-{len(self._cold_hosts)}.log"
+                self._cold_hosts[cold.env] = ColdHost(dict(cold.env), log)
+            request = Request(str(cold.model), cold.tensor_parallel, cold.dtype, PROMPTS)
+            said = self._cold_hosts[cold.env].load(request)
+            self._fingerprints[cold] = Fingerprint(
+                checksums=convert(said["checksums"], dict[str, str]),
+                tokens=convert(said["tokens"], tuple[tuple[int, ...], ...]),
+                log_probabilities=convert(said["log_probabilities"], tuple[tuple[float, ...], ...]),
+            )
         return self._fingerprints[cold]
 
     @contextmanager
@@ -95,6 +106,8 @@ class EnginePool:
         """End every engine."""
         while self._alive:
             self._end(next(iter(self._alive)))
+        for host in self._cold_hosts.values():
+            host.close()
 
     def _living(self, spec: EngineSpec) -> VllmServer | None:
         """The running engine of a description; one that a test has killed is put away."""
