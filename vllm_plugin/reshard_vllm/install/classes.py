@@ -55,6 +55,8 @@ def kind_of(recorded: LoaderMap, proof: Proof, storage: str) -> Kind:
     """Class of what lands in a storage."""
     key = slot_of(storage)
     proven = proof.classes.get(key, "refused")
+    if key in recorded.landings.refused:
+        return "refused"
     if proven != "refused" and recorded.landings.programs.get(key):
         return "computed"
     return proven
@@ -91,13 +93,15 @@ def find_faults(recorded: LoaderMap, proof: Proof, model: torch.nn.Module) -> Fa
     """Everything that keeps the trainer's tensors from being installed."""
     written = {slot_of(landing.piece.storage) for landing in recorded.landings.landings}
     refused = {
-        key: proof.reasons[key]
-        for key in sorted(written)
-        if proof.classes.get(key, "refused") == "refused"
+        key: recorded.landings.refused.get(key) or proof.reasons[key]
+        for key in sorted(written | recorded.landings.refused.keys())
+        if key in recorded.landings.refused or proof.classes.get(key, "refused") == "refused"
     }
     parameters = dict(model.named_parameters(remove_duplicate=False))
     uncovered = {}
     for key, elements in coverage(recorded).items():
+        if key in refused or (key in proof.tied and not elements):
+            continue  # what is tied is filled with the slot that it is tied to
         wanted = _wanted(recorded, proof, key, is_parameter=key in parameters)
         if elements < wanted:
             uncovered[key] = wanted - elements

@@ -12,6 +12,7 @@ import torch
 from vllm.config import VllmConfig
 
 from reshard.dtypes import DType
+from reshard.errors import RecordingError
 from reshard.ids import FQN
 from reshard.layout.holding import TensorLayout
 from reshard.layout.pieces import Piece
@@ -98,6 +99,7 @@ class VllmInstaller:
     def commit(self) -> None:
         """Compute, copy into the live parameters, repeat the post-load steps of what changed."""
         self._shadow.compute()
+        self._check_ties()
         for key in self._shadowed:
             if self._proof.classes[key] == "direct":
                 self._live[key].data.copy_(self._shadow.tensor(key))
@@ -105,6 +107,21 @@ class VllmInstaller:
         for name, layer in self._proof.layers.items():
             if layer.deferred or name in changed:
                 rerun(layer, self._config, self._loaded(layer))
+
+    def _check_ties(self) -> None:
+        """What vLLM tied must have arrived equal: one live storage cannot hold both."""
+        faults = []
+        for key, first in self._proof.tied.items():
+            if key not in self._shadowed or first not in self._written:
+                continue
+            other = self._shadow.tensor(first) if first in self._shadowed else self._live[first]
+            if not torch.equal(self._shadow.tensor(key), other):
+                faults.append(
+                    f"{key} differs from {first}; vLLM tied them when they were equal in its "
+                    "checkpoint: start the engine on a checkpoint where they differ"
+                )
+        if faults:
+            raise RecordingError("tied weights arrived with different values", faults)
 
     def abandon(self) -> None:
         """Nothing to undo: live parameters change in `commit` only, or are fenced."""
@@ -125,7 +142,7 @@ class VllmInstaller:
     def _apart(self, key: str) -> bool:
         """Whether a slot cannot be received in live storage."""
         computed = bool(self._recorded.landings.programs.get(key))
-        return computed or self._proof.classes.get(key) != "direct"
+        return computed or key in self._proof.tied or self._proof.classes.get(key) != "direct"
 
     def _build_tables(self) -> dict[DType, PieceTable]:
         pieces: dict[DType, dict[FQN, list[Piece]]] = defaultdict(lambda: defaultdict(list))

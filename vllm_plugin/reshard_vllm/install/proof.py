@@ -21,6 +21,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 
 from reshard.ids import FQN
 from reshard_vllm.install import checkpoint
+from reshard_vllm.install.aliases import find_aliases
 from reshard_vllm.install.postload import Layer, Result, layers_of, rehearse, rehearsed
 from reshard_vllm.install.shadow import Shadow, coverage
 from reshard_vllm.recording import LoaderMap, layout_of
@@ -44,6 +45,7 @@ class Proof:
         layers: the layers with a post-load step, in vLLM's order, by name.
         owners: names of the layers that have a slot's storage among their parameters.
         covered: by slot key, how many elements the engine's own checkpoint fills; None if unknown.
+        tied: by slot key, the slot that vLLM tied it to after loading: one live storage for both.
     """
 
     basis: Literal["checkpoint", "rehearsal"]
@@ -52,6 +54,7 @@ class Proof:
     layers: Mapping[str, Layer]
     owners: Mapping[str, tuple[str, ...]]
     covered: Mapping[str, int] | None
+    tied: Mapping[str, str]
 
 
 def prove(model: torch.nn.Module, config: VllmConfig) -> Proof:
@@ -109,7 +112,9 @@ class _Prover:
             for layer in layers_of(model)
         }
         self._classes: dict[str, Class] = {}
-        self._reasons: dict[str, str] = {}
+        aliases = find_aliases(recorded.slots, self._live)
+        self._tied = aliases.tied
+        self._reasons = {**aliases.faults, **recorded.landings.refused}
 
     def from_checkpoint(self) -> Proof:
         covered = coverage(self._recorded)
@@ -238,6 +243,7 @@ class _Prover:
             dict(self._layers),
             {key: tuple(names) for key, names in owners.items()},
             covered,
+            self._tied,
         )
 
 

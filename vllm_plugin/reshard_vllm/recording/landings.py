@@ -62,12 +62,14 @@ class Landings:
         constants: notes that write constants (padding), by parameter.
         programs: notes to run after the movement, by parameter, in order.
         stages: buffers that the programs read.
+        refused: why a parameter's writes cannot be followed, by parameter.
     """
 
     landings: list[Landing] = field(default_factory=list)
     constants: dict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     programs: dict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     stages: list[Stage] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def resolve(
@@ -103,32 +105,40 @@ class _Resolver:
         self._sources = sources
         self._owned = owned
         self._numbers = itertools.count()
+        # Element numbers of all checkpoint tensors; 0 is "no element" (what the loader pads with).
+        bases = itertools.accumulate((t.numel() for _, t in sources.values()), initial=1)
+        self._first = dict(zip(sources, bases, strict=False))
         self.found = Landings()
 
     def write(self, at: int, note: Note) -> None:
-        """Classify one write of a parameter."""
+        """Follow one write of a parameter; what cannot be followed is refused."""
         assert note.written is not None
         key, tensor = self._owner(note)
-        if note.written.dtype != tensor.dtype:
-            raise RecordingError(f"{key} is written as {note.written.dtype}, it is {tensor.dtype}")
+        try:
+            if note.written.dtype != tensor.dtype:
+                raise RecordingError(f"written as {note.written.dtype}, it is {tensor.dtype}")
+            self._classify(at, key, note, note.written)
+        except RecordingError as error:
+            self.found.refused.setdefault(key, str(error))
+
+    def _classify(self, at: int, key: str, note: Note, written: Ref) -> None:
         source = note.args[1] if note.name == "copy_" and len(note.args) > 1 else None
         if note.name in ("fill_", "zero_") or (isinstance(source, Ref) and _is_constant(source)):
-            if prod(note.written.view.shape):
+            if prod(written.view.shape):
                 self.found.constants[key].append(note)
             return
-        if self.found.programs.get(key):
+        if not isinstance(source, Ref) or self.found.programs.get(key):
             # Once something was computed in place, later writes keep their order.
             self._compute(at, key, note)
-        elif isinstance(source, Ref) and source.kind == "source":
-            self._move(key, note.written, source)
-        elif isinstance(source, Ref) and source.kind == "temporary":
-            before = cone(self._notes[:at], source)
-            if all(step.name in MOVEMENT for step in before):
-                self._follow(key, note.written, source, before)
+        elif source.kind == "source":
+            self._move(key, written, source)
+        else:
+            # What a parameter holds is known from its landings; an intermediate is replayed.
+            before = [] if source.kind == "owned" else cone(self._notes[:at], source)
+            if self._is_movement(before, source, written):
+                self._follow(key, written, source, before)
             else:
                 self._compute(at, key, note)
-        else:
-            self._compute(at, key, note)
 
     def _owner(self, note: Note) -> tuple[str, torch.Tensor]:
         assert note.written is not None
@@ -146,40 +156,69 @@ class _Resolver:
         for region, view in align(tuple(whole.shape), source_view, written.view):
             self.found.landings.append(Landing(name, Piece(region, key, view), written.dtype))
 
+    def _is_movement(self, before: Sequence[Note], source: Ref, written: Ref) -> bool:
+        """Whether elements only move, and casts on their way change no bit of the last cast."""
+        refs = [source, *(ref for note in before for ref in note.refs())]
+        owned = [ref for ref in refs if ref.kind == "owned"]
+        if any(self._is_computed(ref) or ref.dtype != written.dtype for ref in owned):
+            return False
+        origins = {ref.dtype for ref in refs if ref.kind == "source"}
+        return all(
+            note.name in MOVEMENT and _keeps_bits(note, origins, written.dtype) for note in before
+        )
+
+    def _is_computed(self, ref: Ref) -> bool:
+        key, _ = self._owned[ref.storage]
+        return bool(self.found.programs.get(key)) or key in self.found.refused
+
     def _follow(self, key: str, written: Ref, source: Ref, before: Sequence[Note]) -> None:
         """Movement that no view expresses: replay it on element numbers."""
-        used = sorted(
-            {r.storage for n in before for r in n.refs() if r.kind == "source"},
-            key=lambda storage: self._sources[storage][0],
-        )
-        # Number 0 is "no element" (zeros that the loader pads with).
-        bases = np.cumsum([1, *(self._sources[s][1].numel() for s in used)])
-        first = dict(zip(used, bases.tolist(), strict=False))
-
-        def load(ref: Ref) -> torch.Tensor:
-            if ref.kind == "source":
-                whole = self._sources[ref.storage][1]
-                start = first[ref.storage]
-                numbers = torch.arange(start, start + whole.numel(), dtype=torch.int64)
-                return numbers.as_strided(ref.view.shape, ref.view.stride, ref.view.offset)
-            if ref.kind == "constant" and ref.constant is not None:
-                integral = not ref.dtype.is_floating_point
-                return ref.constant if integral else torch.zeros(ref.view.shape, dtype=torch.int64)
-            raise RecordingError(f"{key}: movement out of a parameter is not followed")
-
-        environment = Environment(load)
+        environment = Environment(self._numbers_of)
         for note in before:
             environment.step(numbered(note))
         ids = environment.value(source).broadcast_to(written.view.shape).reshape(-1).numpy()
-        for storage in used:
-            name, whole = self._sources[storage]
-            start = first[storage]
-            inside = (ids >= start) & (ids < start + whole.numel())
-            own = np.where(inside, ids - start, -1)
-            for region, view in align_elements(tuple(whole.shape), own, written.view):
-                self.found.landings.append(Landing(name, Piece(region, key, view), written.dtype))
         if (ids <= 0).any():
-            raise RecordingError(f"{key}: the loader mixes zeros into moved elements")
+            raise RecordingError("the loader mixes padding into moved elements")
+        for storage, first in self._first.items():
+            name, whole = self._sources[storage]
+            inside = (ids >= first) & (ids < first + whole.numel())
+            if inside.any():
+                own = np.where(inside, ids - first, -1)
+                for region, view in align_elements(tuple(whole.shape), own, written.view):
+                    piece = Piece(region, key, view)
+                    self.found.landings.append(Landing(name, piece, written.dtype))
+
+    def _numbers_of(self, ref: Ref) -> torch.Tensor:
+        """Which checkpoint elements a tensor holds."""
+        view = ref.view
+        if ref.kind == "source":
+            first = self._first[ref.storage]
+            count = self._sources[ref.storage][1].numel()
+            numbers = torch.arange(first, first + count, dtype=torch.int64)
+            return numbers.as_strided(view.shape, view.stride, view.offset)
+        if ref.kind == "owned":
+            return self._landed(ref).as_strided(view.shape, view.stride, view.offset)
+        if ref.constant is None:
+            raise RecordingError(f"the loader moves {view.shape} elements of unknown origin")
+        integral = not ref.dtype.is_floating_point
+        return ref.constant if integral else torch.zeros(view.shape, dtype=torch.int64)
+
+    def _landed(self, ref: Ref) -> torch.Tensor:
+        """The numbers of what has landed in a parameter so far (ties by copy)."""
+        key, tensor = self._owned[ref.storage]
+        numbers = torch.zeros(
+            tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=torch.int64
+        )
+        firsts = {self._sources[s][0]: (first, s) for s, first in self._first.items()}
+        for landing in self.found.landings:
+            if landing.piece.storage == key:
+                first, storage = firsts[landing.name]
+                whole = self._sources[storage][1]
+                inside = torch.arange(first, first + whole.numel()).reshape(whole.shape)
+                region, view = landing.piece.region, landing.piece.view
+                box = tuple(map(slice, region.offset, region.end))
+                numbers.as_strided(view.shape, view.stride, view.offset).copy_(inside[box])
+        return numbers
 
     def _compute(self, at: int, key: str, note: Note) -> None:
         """Keep the arithmetic; stage exactly the checkpoint elements that it reads."""
@@ -195,6 +234,10 @@ class _Resolver:
 
     def _staged(self, key: str, note: Note) -> Note:
         def stage(leaf: object) -> object:
+            if isinstance(leaf, Ref) and leaf.kind == "owned":
+                other, _ = self._owned[leaf.storage]
+                if other != key:
+                    raise RecordingError(f"the loader computes it from {other}")
             if not isinstance(leaf, Ref) or leaf.kind != "source":
                 return leaf
             name, whole = self._sources[leaf.storage]
@@ -214,6 +257,19 @@ class _Resolver:
             note.written,
             note.made,
         )
+
+
+def _keeps_bits(note: Note, origins: set[torch.dtype], last: torch.dtype) -> bool:
+    """Whether a cast on the way loses nothing that the last one would keep."""
+    if note.name == "copy_" and note.written is not None:
+        target = note.written.dtype
+    elif note.name == "_to_copy" and isinstance(note.kwargs.get("dtype"), torch.dtype):
+        target = note.kwargs["dtype"]
+    else:
+        return True
+    return target == last or all(
+        torch.promote_types(origin, target) == target for origin in origins
+    )
 
 
 def _is_constant(ref: Ref) -> bool:

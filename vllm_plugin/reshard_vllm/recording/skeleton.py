@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -47,11 +48,16 @@ def layer_names_restored(vllm_config: VllmConfig) -> Iterator[None]:
     compilation = vllm_config.compilation_config
     context = dict(compilation.static_forward_context)
     experts = list(compilation.static_all_moe_layers)
+    # Rotary embeddings are shared by all models of a process: a skeleton's have no data.
+    rotary = dict(_ROPE_DICT)
     compilation.static_forward_context.clear()
     compilation.static_all_moe_layers.clear()
+    _ROPE_DICT.clear()
     try:
         yield
     finally:
+        _ROPE_DICT.clear()
+        _ROPE_DICT.update(rotary)
         compilation.static_forward_context.clear()
         compilation.static_forward_context.update(context)
         compilation.static_all_moe_layers[:] = experts
