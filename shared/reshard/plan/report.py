@@ -57,11 +57,11 @@ def as_text(case: Case, plan: TransferPlan) -> str:
 def _transfer_lines(case: Case, plan: TransferPlan) -> Iterator[str]:
     described = {tensor.name: tensor for tensor in case.tensors}
     size = {name: c.wire_dtype for c in plan.classes for name in c.names}
-    current, shown, hidden = "", 0, 0
+    current, shown = "", 0
     for transfer in plan.transfers():
-        if shown >= _SHOWN_TRANSFERS:
-            hidden += 1
-            continue
+        if shown == _SHOWN_TRANSFERS:
+            yield f"  ... the first {shown} transfers: --json lists all, --html draws them"
+            break
         if transfer.name != current:
             current = transfer.name
             yield from _heading(described[transfer.name])
@@ -69,8 +69,6 @@ def _transfer_lines(case: Case, plan: TransferPlan) -> Iterator[str]:
         nbytes = sum(region.volume for region in transfer.regions) * itemsize(size[transfer.name])
         arrow = "keeps" if transfer.source == transfer.destination else f"-> {transfer.destination}"
         yield f"  {transfer.source:>5} {arrow:<9} {amount(nbytes):>10}  {_text(transfer.regions)}"
-    if hidden:
-        yield f"  ... and {hidden} transfers more: --json lists them all, --html draws them"
     if shown:
         yield ""
 

@@ -14,9 +14,14 @@ from tests.unit.plan.oracles import (
 )
 from tests.unit.plan.worlds import Case, both, cases
 
-from reshard.ids import GroupRank
+from reshard.dtypes import DType, itemsize
+from reshard.ids import FQN, GroupRank
+from reshard.layout.sharding import Mesh, Replicate, Shard, Sharding
+from reshard.layout.side import SideLayout
 from reshard.plan import make_plan
 from reshard.plan.senders import Ranks, balance
+
+_WIRE: list[DType] = ["float32", "bfloat16", "int8", "int64"]
 
 holder_sets = st.sets(st.integers(0, 7), min_size=1, max_size=5).map(
     lambda ranks: tuple(GroupRank(rank) for rank in sorted(ranks))
@@ -49,6 +54,23 @@ def test_a_plan_is_within_one_percent_of_the_lp_and_never_worse_than_simple_rule
     assert largest < least + 4 + 1e-6
     assert largest <= first_holder(amounts)
     assert largest <= round_robin(amounts, 4)
+
+
+@given(st.lists(st.sampled_from(sorted(_WIRE)), min_size=2, max_size=6))
+def test_elements_of_different_sizes_are_balanced_together(dtypes: list[DType]) -> None:
+    """Each tensor on another pair of overlapping replicas; the LP knows only bytes."""
+    sources, destinations, amounts = [], [], Counter[tuple[int, ...]]()
+    for i, dtype in enumerate(dtypes):
+        name, shape = [FQN(f"t{i}")], (40 + i, 50)
+        replicas = Sharding(Mesh((3,), (i, i + 1, i + 3)), (Replicate(),), shape)
+        sources.append((name, replicas, dtype))
+        wanted = Sharding(Mesh((2,), (100, 101)), (Shard(0),), shape)
+        destinations.append((name, wanted, dtype))
+        amounts[i, i + 1, i + 3] += (40 + i) * 50 * itemsize(dtype)
+    plan = make_plan(SideLayout.from_shardings(sources), SideLayout.from_shardings(destinations))
+    least = least_largest_load(amounts)
+    assert plan.bounds.max_sent_bytes == pytest.approx(least, abs=1)
+    assert max(plan.sent_bytes.values()) <= 1.01 * least
 
 
 def test_the_lp_oracle_can_fail() -> None:
