@@ -96,10 +96,10 @@ class EngineLink:
             self._tell(key, verdict)
         else:
             verdict = self._hear(key, failure)
-        if failure is not None and not isinstance(failure, Exception):
-            raise failure
         if verdict.error is not None or failure is not None:
             self._leave()
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
         return verdict
 
     def _judge(

@@ -9,11 +9,17 @@ from typing import Literal
 
 import pytest
 import torch
+import zmq
 from tests.multiprocess.trainer.peer import PeerEngine, PeerModel
 from tests.multiprocess.trainer.plain_target import Phase
 from tests.multiprocess.trainer.test_publish import CUTS, MODEL, check_serves, check_untouched
 from tests.multiprocess.trainer.trainers import State, Trainers, close, publish, shapes, step
 from torch import nn
+
+import reshard_trainer
+from reshard.board import Deadline
+from reshard.engine_control import Message
+from reshard_trainer.engines import HttpEngine
 
 pytestmark = pytest.mark.multiprocess
 
@@ -320,6 +326,34 @@ def test_an_engine_without_what_a_refit_needs(
         # No worker was reached: that alone would have put vLLM's replies out of step.
         assert peer.calls in (["/health", "/server_info"],)
         assert peer.violations == []
+
+
+class Eavesdropper(HttpEngine):
+    """Hands the engine another secret than the board's."""
+
+    def connect(self, message: Message, deadline: Deadline) -> None:
+        invitation = message["invitation"]
+        assert isinstance(invitation, dict)
+        _, secret = zmq.curve_keypair()
+        wrong = {**invitation, "client_secret": secret.decode()}
+        super().connect({**message, "invitation": wrong}, deadline)
+
+
+def attach_eavesdropper(state: State, url: str) -> None:
+    reshard_trainer.attach(state.model, state.optimizer, [Eavesdropper(url)], deadline=3)
+
+
+def test_an_engine_with_a_wrong_secret_does_not_get_in(tmp_path: Path) -> None:
+    with PeerEngine(MODEL) as peer, Trainers(2, "fsdp2", tmp_path) as trainers:
+        said = trainers.fail(attach_eavesdropper, peer.url)
+
+        assert "no answer from engine rank 0, engine rank 1 of" in said.text
+        assert "in phase connect within 3 s" in said.text
+        check_untouched(peer)
+
+        trainers.attach(peer.url)
+        trainers.do(step)
+        check_serves(peer, 1)
 
 
 def test_an_engine_that_sleeps(tmp_path: Path) -> None:
