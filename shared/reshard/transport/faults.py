@@ -1,5 +1,7 @@
 """Writing failures down, so that every rank names the same culprit."""
 
+import re
+
 import msgspec
 
 from reshard.agreement import read_fault, report_fault
@@ -9,6 +11,7 @@ from reshard.session import Fault
 from reshard.transport.group import RefitGroup
 
 _BOARD_SECONDS = 2.0
+_PLACE = re.compile(r"^\[[^]]*\] ")
 
 
 class TransferFailed(Exception):
@@ -21,7 +24,9 @@ class TransferFailed(Exception):
     """
 
     def __init__(self, peer: int, tensor: str, action: str, why: str) -> None:
-        super().__init__(why)
+        # gloo: "[<file>:<line>] <what happened>. This is typically caused by <advice>".
+        what = _PLACE.sub("", why).partition(". This is typically")[0]
+        super().__init__(what)
         self.peer = peer
         self.tensor = tensor
         self.action = action

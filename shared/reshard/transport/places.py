@@ -11,6 +11,7 @@ import torch
 from reshard.errors import ReshardError
 from reshard.layout.region import Region
 from reshard.plan import Move
+from reshard.transport.casting import SCRATCH_BYTES, cast_in_chunks, is_scattered
 
 Places = Sequence[tuple[Region, torch.Tensor]]
 """(global region, local view of the region's shape); together they hold a move's region."""
@@ -36,6 +37,7 @@ class CopyList:
         self._alike: dict[
             tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]
         ] = {}
+        self._scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._rounded: list[tuple[torch.Tensor, torch.Tensor, torch.dtype]] = []
 
     def add(self, destination: torch.Tensor, source: torch.Tensor, wire: torch.dtype) -> None:
@@ -47,6 +49,10 @@ class CopyList:
         if wire not in (destination.dtype, source.dtype):
             self._rounded.append((destination, source, wire))
             self.temporary_bytes = max(self.temporary_bytes, source.numel() * wire.itemsize)
+            return
+        if is_scattered(destination, source):
+            self._scattered.append((destination, source))
+            self.temporary_bytes = max(self.temporary_bytes, SCRATCH_BYTES)
             return
         if destination.dtype == source.dtype:
             # Copied as bits: not every dtype has a copy kernel.
@@ -62,11 +68,14 @@ class CopyList:
         with torch.no_grad():
             for destinations, sources in self._alike.values():
                 torch._foreach_copy_(destinations, sources)
+            for destination, source in self._scattered:
+                cast_in_chunks(destination, source)
             for destination, source, wire in self._rounded:
                 destination.copy_(source.to(wire))
 
     def __len__(self) -> int:
-        return sum(len(sources) for _, sources in self._alike.values()) + len(self._rounded)
+        alike = sum(len(sources) for _, sources in self._alike.values())
+        return alike + len(self._scattered) + len(self._rounded)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -311,3 +311,60 @@ def rebuilt_without(
     for attempt, seed in enumerate(seeds, start=1):
         wrong += refit_once(second, random_world(seed, 2, 1), attempt, seed)
     return text, wrong
+
+
+def soak(invitation: Invitation, rank: int, kind: str, refits: int) -> dict[str, list[int]]:
+    """Refit many times; what the process holds after a fifth of them, and at the end."""
+    world = random_world(7, 2, 2)
+    group = join(invitation, "engine/e1", rank, 2, 4, 30)
+    plan = world.plan().for_rank(GroupRank(rank))
+    store = sources(world, rank, 0) if rank < 2 else destinations(world, rank, 0)
+    read = locate(store) if rank < 2 else nowhere
+    write = nowhere if rank < 2 else locate(store)
+    exchange: Exchange | ShmExchange = (
+        ShmExchange(group, plan, read, write)
+        if kind == "shm"
+        else Exchange(group, plan, read, write, 512)
+    )
+    held: dict[str, list[int]] = {"files": [], "threads": [], "mappings": [], "extra": []}
+    for attempt in range(1, refits + 1):
+        report = exchange.run(Deadline.after(30), attempt)
+        if attempt in (refits // 5, refits):
+            held["files"].append(len(list(Path("/proc/self/fd").iterdir())))
+            held["threads"].append(threading.active_count())
+            held["mappings"].append(Path("/proc/self/maps").read_text().count("reshard-"))
+            held["extra"].append(report.peak_extra_bytes)
+    return held
+
+
+def refit_on_gpus(invitation: Invitation, rank: int, seeds: Sequence[int]) -> list[str]:
+    """NCCL between two GPUs, one a trainer rank and one an engine rank."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    with BoardClient(invitation, Deadline.after(60)) as board:
+        group = open_group(
+            board, "engine/e1/group", GroupRank(rank), 2, device, None, Deadline.after(120)
+        )
+        wrong: list[str] = []
+        for attempt, seed in enumerate(seeds, start=1):
+            world = random_world(seed, 1, 1)
+            plain = sources(world, rank, seed) if rank == 0 else destinations(world, rank, seed)
+            store = {
+                name: [(region, view.to(device)) for region, view in pieces]
+                for name, pieces in plain.items()
+            }
+            exchange = Exchange(
+                group,
+                world.plan().for_rank(GroupRank(rank)),
+                read=locate(store) if rank == 0 else nowhere,
+                write=nowhere if rank == 0 else locate(store),
+                bucket_bytes=1024,
+            )
+            exchange.run(Deadline.after(60), attempt)
+            if rank == 1:
+                for name, pieces in store.items():
+                    for (_, view), (_, there) in zip(plain[name], pieces, strict=True):
+                        view.copy_(there.cpu())
+                wrong += mismatches(world, rank, plain)
+        group.close()
+    return wrong

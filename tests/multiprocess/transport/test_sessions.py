@@ -108,3 +108,15 @@ def test_survivors_go_on_in_the_next_session() -> None:
         text, wrong = result
         assert "rank 3 (engine rank 1)" in text
         assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["gloo", "shm"])
+def test_nothing_grows_over_many_refits(kind: str) -> None:
+    with BoardServer() as server:
+        arguments = [(server.invitation, r, kind, 100) for r in range(4)]
+        for held in run_ranks(scenes.soak, arguments):
+            for what, (early, late) in held.items():
+                assert early == late, f"{what}: {early} after 20 refits, {late} after 100"
+        board = server._board
+        assert board.open_waits <= 4
+        assert len(board._expiries) <= 100
