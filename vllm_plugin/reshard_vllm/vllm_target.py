@@ -12,10 +12,12 @@ import torch
 import vllm
 from vllm.config import VllmConfig
 
+from reshard.errors import RecordingError
 from reshard.ids import EngineRank
 from reshard.session import Install, TensorSpec
-from reshard_vllm.install import Proof, VllmInstaller, prove
-from reshard_vllm.recording import layout_of
+from reshard_vllm.install import Proof, VllmInstaller, checkpoint, prove
+from reshard_vllm.mismatch import mismatches
+from reshard_vllm.recording import LoaderMap, layout_of
 
 
 class VllmTarget:
@@ -74,13 +76,25 @@ class VllmTarget:
         if key not in self._installers:
             if self._proof is None:
                 self._proof = prove(self._model, self._config)
-            recorded = layout_of(self._config, key[0])
+            recorded = self._record(key[0])
             # One at a time: an installer may hold a shadow of the whole shard.
             self._installers.clear()
             self._installers[key] = VllmInstaller(
                 self._model, self._config, recorded, self._proof, key[0], install=install
             )
         return self._installers[key]
+
+    def _record(self, specs: Sequence[TensorSpec]) -> LoaderMap:
+        """The loader's map for `specs`; where it rejects them, all that sets them apart."""
+        try:
+            return layout_of(self._config, specs)
+        except RecordingError as error:
+            if not checkpoint.can_read(self._config):
+                raise
+            loaded = checkpoint.specs(self._config, self._model)
+            # A loader stops at the first tensor that it does not take.
+            faults = mismatches(specs, loaded)
+            raise RecordingError(str(error), [str(error), *faults]) from error
 
 
 def _version(distribution: str) -> str:
