@@ -1,6 +1,11 @@
 """Order of the suite: the fast tests first, real processes next, real engines last."""
 
 import pytest
+from hypothesis import settings
+
+# Property tests take the time that a busy machine takes.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def _order(item: pytest.Item) -> tuple[int, str, str]:

@@ -25,11 +25,12 @@ def sharding_of(tensor: DTensor, ensemble: Ensemble) -> Sharding:
     mesh = tensor.device_mesh
     ranks = ensemble.trainer_ranks(mesh.mesh.flatten().tolist())
     axes = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
-    return Sharding(
-        Mesh(tuple(mesh.mesh.shape), ranks, axes),
-        tuple(map(_placement, tensor.placements)),
-        tuple(tensor.shape),
-    )
+    placements = tuple(map(_placement, tensor.placements))
+    sharding = Sharding(Mesh(tuple(mesh.mesh.shape), ranks, axes), placements, tuple(tensor.shape))
+    if any(isinstance(placement, StridedShard) for placement in placements):
+        # FSDP2 over tensor parallelism: on uneven sizes its cuts are not what the placements say.
+        return sharding.in_cut_order()
+    return sharding
 
 
 def _placement(placement: TorchPlacement) -> Placement:

@@ -79,6 +79,7 @@ WORLDS: list[tuple[Kind, int]] = [
     ("fsdp2_dim1", 3),
     ("hsdp", 4),
     ("fsdp2_tp", 4),
+    ("fsdp2_tp", 6),
 ]
 
 
