@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 
 import torch
-from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -27,7 +27,7 @@ def config_of(request: Request, rank: int) -> VllmConfig:
         **request.options,
     )
     config: VllmConfig = arguments.create_engine_config()
-    config.parallel_config.rank = rank
+    config.parallel_config.rank = rank % config.parallel_config.world_size
     return config
 
 
@@ -36,9 +36,14 @@ def load(config: VllmConfig) -> torch.nn.Module:
     return _load(config, get_model_loader(config.load_config))
 
 
+def load_checkpoint(config: VllmConfig) -> torch.nn.Module:
+    """The model with the checkpoint's weights, even if its engine would start on dummy ones."""
+    return _load(config, DefaultModelLoader(LoadConfig()))
+
+
 def load_coded(config: VllmConfig, specs: Sequence[TensorSpec], seed: int) -> torch.nn.Module:
     """The model as vLLM would load it from a checkpoint of index-coded tensors."""
-    return _load(config, _CodedLoader(config, specs, seed))
+    return _load(config, _CodedLoader(specs, seed))
 
 
 def _load(config: VllmConfig, loader: DefaultModelLoader) -> torch.nn.Module:
@@ -52,8 +57,8 @@ def _load(config: VllmConfig, loader: DefaultModelLoader) -> torch.nn.Module:
 class _CodedLoader(DefaultModelLoader):  # type: ignore[misc]
     """vLLM's loader, given index-coded tensors in place of the checkpoint's."""
 
-    def __init__(self, config: VllmConfig, specs: Sequence[TensorSpec], seed: int) -> None:
-        super().__init__(config.load_config)
+    def __init__(self, specs: Sequence[TensorSpec], seed: int) -> None:
+        super().__init__(LoadConfig())
         self._specs, self._seed = specs, seed
 
     def get_all_weights(

@@ -29,6 +29,7 @@ def inspect_rank(config: VllmConfig, *, verify: bool, codings: int) -> RankRepor
         codings: how many different codings to refit with.
     """
     model = loading.load(config)
+    untouched = state_of(model, config)
     specs = checkpoint.specs(config, model)
     proof = prove(model, config)
     recorded = layout_of(config, specs)
@@ -36,7 +37,8 @@ def inspect_rank(config: VllmConfig, *, verify: bool, codings: int) -> RankRepor
     if not verify or report.refused or report.uncovered:
         return report
     seeds = tuple(range(1, 1 + codings))
-    found = _verify(model, config, recorded, proof, specs, seeds)
+    found = [f"recording: {line}" for line in differences(state_of(model, config), untouched)]
+    found += _verify(model, config, recorded, proof, specs, seeds)
     return msgspec.structs.replace(report, differences=tuple(found), verified=True)
 
 
@@ -91,7 +93,8 @@ def _verify(
     seeds: tuple[int, ...],
 ) -> list[str]:
     """Refit with each coding and with the checkpoint, in both modes; what differs from vLLM's."""
-    start, places = state_of(model, config), addresses(model)
+    start = state_of(loading.load_checkpoint(config), config)
+    places = addresses(model)
     fresh = {seed: state_of(loading.load_coded(config, specs, seed), config) for seed in seeds}
     found = []
     for install in _INSTALLS:

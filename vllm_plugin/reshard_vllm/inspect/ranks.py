@@ -30,17 +30,26 @@ _ENVIRONMENT: Final = {
 class RankPool:
     """`size` processes, each with one rank.
 
-    A process that dies (a crash in a kernel) or misses a deadline ends the pool.
+    A process that dies (a crash in a kernel) or misses a deadline ends the pool. `worker` is the
+    module that each process runs.
     """
 
-    def __init__(self, size: int, *, log: Path, environment: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        log: Path,
+        environment: Mapping[str, str] = {},
+        worker: str = "reshard_vllm.inspect.worker",
+    ) -> None:
         self.size = size
         self._log = log
         self._folder = tempfile.TemporaryDirectory(prefix="reshard-ranks-")
         rendezvous = Path(self._folder.name, "rendezvous")
         identity = {"VLLM_DIST_IDENT": rendezvous.parent.name}
         self._ranks = [
-            _Rank(rank, size, rendezvous, log, {**identity, **environment}) for rank in range(size)
+            _Rank((worker, str(rank), str(size), str(rendezvous)), log, {**identity, **environment})
+            for rank in range(size)
         ]
 
     def run(self, request: Request, seconds: float) -> tuple[RankReport, ...]:
@@ -79,16 +88,13 @@ class RankPool:
 class _Rank:
     """One process and its two pipes."""
 
-    def __init__(
-        self, rank: int, size: int, rendezvous: Path, log: Path, environment: Mapping[str, str]
-    ) -> None:
-        self._rank, self._log = rank, log
+    def __init__(self, worker: tuple[str, ...], log: Path, environment: Mapping[str, str]) -> None:
+        self._rank, self._log = worker[1], log
         source, self._requests = os.pipe()
         self._reports, sink = os.pipe()
-        worker = ("-m", "reshard_vllm.inspect.worker", str(rank), str(size), str(rendezvous))
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                (sys.executable, *worker, str(source), str(sink)),
+                (sys.executable, "-m", *worker, str(source), str(sink)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -20,10 +20,12 @@ class Aliases:
     Attributes:
         tied: slot key -> key of the slot whose live storage it shares whole: both must receive
             equal elements.
-        faults: reason by slot key, where memory is shared or split in a way that no refit keeps.
+        apart: by slot key, names that the loader fills with it and that have memory of their own.
+        faults: reason by slot key, where memory is shared in a way that no refit keeps.
     """
 
     tied: Mapping[str, str]
+    apart: Mapping[str, tuple[str, ...]]
     faults: Mapping[str, str]
 
 
@@ -35,12 +37,21 @@ def find_aliases(slots: Mapping[str, Slot], live: Mapping[str, torch.Tensor]) ->
             tied[second] = tied.get(first, first)
         else:
             faults[second] = f"its live memory overlaps that of {first}, the loader's does not"
-    for slot in slots.values():
-        held = [name for name in slot.names if name in live and live[name].numel()]
-        apart = [name for name in held if live[name].data_ptr() != live[held[0]].data_ptr()]
-        if apart:
-            faults[slot.key] = f"the loader fills it together with {apart[0]}, live they are apart"
-    return Aliases(tied, faults)
+    apart = {slot.key: names for slot in slots.values() if (names := _apart(slot, live))}
+    return Aliases(tied, apart, faults)
+
+
+def _apart(slot: Slot, live: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    first = live.get(slot.key)
+    if first is None:
+        return ()
+    apart = []
+    for name, view in zip(slot.names[1:], slot.views[1:], strict=True):
+        tensor = live.get(name)
+        start = first.data_ptr() + (view.offset - slot.offset) * slot.dtype.itemsize
+        if tensor is not None and tensor.numel() and tensor.data_ptr() != start:
+            apart.append(name)
+    return tuple(apart)
 
 
 def _overlapping(

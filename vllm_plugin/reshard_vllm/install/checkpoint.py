@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import LoadConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -17,9 +17,13 @@ def can_read(config: VllmConfig) -> bool:
 
 
 def read(config: VllmConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and whole tensors, as vLLM's own loader reads them."""
+    """Names and whole tensors, as vLLM's own loader reads them.
+
+    Also of an engine that did not read them itself (dummy weights), where the files are there.
+    """
     loader = get_model_loader(config.load_config)
-    assert isinstance(loader, DefaultModelLoader)
+    if not isinstance(loader, DefaultModelLoader):
+        loader = DefaultModelLoader(LoadConfig(download_dir=config.load_config.download_dir))
     with set_current_vllm_config(config):
         yield from loader.get_all_weights(config.model_config, model)
 

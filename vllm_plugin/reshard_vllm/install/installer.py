@@ -103,6 +103,8 @@ class VllmInstaller:
         for key in self._shadowed:
             if self._proof.classes[key] == "direct":
                 self._live[key].data.copy_(self._shadow.tensor(key))
+            for name in self._proof.copies.get(key, ()):
+                self._live[name].data.copy_(self._shadow.named(key, name))
         changed = {layer for key in self._written for layer in self._proof.owners.get(key, ())}
         for name, layer in self._proof.layers.items():
             if layer.deferred or name in changed:
@@ -142,7 +144,8 @@ class VllmInstaller:
     def _apart(self, key: str) -> bool:
         """Whether a slot cannot be received in live storage."""
         computed = bool(self._recorded.landings.programs.get(key))
-        return computed or key in self._proof.tied or self._proof.classes.get(key) != "direct"
+        beside = key in self._proof.tied or key in self._proof.copies
+        return computed or beside or self._proof.classes.get(key) != "direct"
 
     def _build_tables(self) -> dict[DType, PieceTable]:
         pieces: dict[DType, dict[FQN, list[Piece]]] = defaultdict(lambda: defaultdict(list))

@@ -45,6 +45,7 @@ class Proof:
         layers: the layers with a post-load step, in vLLM's order, by name.
         owners: names of the layers that have a slot's storage among their parameters.
         covered: by slot key, how many elements the engine's own checkpoint fills; None if unknown.
+        copies: by slot key, names that keep a copy of its elements in load layout, beside it.
         tied: by slot key, the slot that vLLM tied it to after loading: one live storage for both.
     """
 
@@ -54,6 +55,7 @@ class Proof:
     layers: Mapping[str, Layer]
     owners: Mapping[str, tuple[str, ...]]
     covered: Mapping[str, int] | None
+    copies: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
 
 
@@ -112,9 +114,8 @@ class _Prover:
             for layer in layers_of(model)
         }
         self._classes: dict[str, Class] = {}
-        aliases = find_aliases(recorded.slots, self._live)
-        self._tied = aliases.tied
-        self._reasons = {**aliases.faults, **recorded.landings.refused}
+        self._aliases = find_aliases(recorded.slots, self._live)
+        self._reasons = {**self._aliases.faults, **recorded.landings.refused}
 
     def from_checkpoint(self) -> Proof:
         covered = coverage(self._recorded)
@@ -123,6 +124,7 @@ class _Prover:
                 self._classes[key] = "direct"
         for layer in self._layers.values():
             self._rehearse(layer, against_live=True)
+        self._check_copies()
         self._refuse_rest("its live bytes differ from the checkpoint, no post-load step says why")
         return self._proof("checkpoint", covered)
 
@@ -132,8 +134,17 @@ class _Prover:
         for key, slot in self._recorded.slots.items():
             if key not in {*self._classes, *self._reasons} and self._same_layout(slot):
                 self._classes[key] = "direct"
+        for key, names in self._aliases.apart.items():
+            self._reasons[key] = f"the loader fills {names[0]} with it, live they are apart"
         self._refuse_rest("its live layout differs from the loader's, no post-load step says why")
         return self._proof("rehearsal", None)
+
+    def _check_copies(self) -> None:
+        """What the loader fills with a slot but lies apart live must hold the same elements."""
+        for key, names in self._aliases.apart.items():
+            for name in names:
+                if not _equal(self._live[name].detach(), self._shadow.named(key, name)):
+                    self._reasons[key] = f"{name}, filled with it by the loader, has other bytes"
 
     def _rehearse(self, layer: Layer, *, against_live: bool) -> None:
         """Classify the slots of one layer by what its post-load step does."""
@@ -243,7 +254,8 @@ class _Prover:
             dict(self._layers),
             {key: tuple(names) for key, names in owners.items()},
             covered,
-            self._tied,
+            self._aliases.apart,
+            self._aliases.tied,
         )
 
 

@@ -49,6 +49,12 @@ class Shadow:
         slot = self._slots[key]
         return self.flat[key].as_strided(slot.shape, slot.stride, slot.offset)
 
+    def named(self, key: str, name: str) -> torch.Tensor:
+        """What one of a slot's names sees of its storage."""
+        slot = self._slots[key]
+        view = slot.views[slot.names.index(name)]
+        return self.flat[key].as_strided(view.shape, view.stride, view.offset)
+
     def place(self, storage: str, view: StridedView) -> torch.Tensor:
         """A view of a slot's storage, or of a program's buffer."""
         flat = self.flat[storage] if storage in self.flat else self.stages[storage]

@@ -261,11 +261,11 @@ class _Resolver:
 
 def _keeps_bits(note: Note, origins: set[torch.dtype], last: torch.dtype) -> bool:
     """Whether a cast on the way loses nothing that the last one would keep."""
-    if note.name == "copy_" and note.written is not None:
-        target = note.written.dtype
-    elif note.name == "_to_copy" and isinstance(note.kwargs.get("dtype"), torch.dtype):
-        target = note.kwargs["dtype"]
-    else:
+    if note.name not in ("copy_", "_to_copy"):
+        return True
+    given = note.kwargs.get("dtype")
+    target = note.written.dtype if note.written is not None else given
+    if not isinstance(target, torch.dtype):
         return True
     return target == last or all(
         torch.promote_types(origin, target) == target for origin in origins

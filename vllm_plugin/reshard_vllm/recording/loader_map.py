@@ -12,6 +12,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 
 from reshard.errors import RecordingError
 from reshard.ids import FQN
+from reshard.layout.view import StridedView
 from reshard.session import TensorSpec
 from reshard_vllm.recording.landings import Landings, resolve
 from reshard_vllm.recording.skeleton import build_skeleton
@@ -25,6 +26,7 @@ class Slot:
     Attributes:
         key: the first name of the parameter or buffer that has it.
         names: all names, where several share the storage (tied weights).
+        views: of each name, in elements of the storage.
         shape: of the parameter, as the loader sees it, in elements.
         stride: likewise.
         dtype: likewise.
@@ -33,6 +35,7 @@ class Slot:
 
     key: str
     names: tuple[str, ...]
+    views: tuple[StridedView, ...]
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -101,26 +104,27 @@ def _owned(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _slots(owned: Iterable[tuple[str, torch.Tensor]]) -> list[Slot]:
     """One slot a storage; the first name is its key."""
-    names: dict[int, list[str]] = {}
-    tensors: dict[int, torch.Tensor] = {}
+    held: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in owned:
-        storage = storage_of(tensor)
-        tensors.setdefault(storage, tensor)
-        held = names.setdefault(storage, [])
-        if name not in held:
-            held.append(name)
-    return [
-        Slot(
-            held[0],
-            tuple(held),
-            tuple(t.shape),
-            tuple(t.stride()),
-            t.dtype,
-            int(t.storage_offset()),
-        )
-        for storage, held in names.items()
-        for t in [tensors[storage]]
-    ]
+        held.setdefault(storage_of(tensor), {}).setdefault(name, tensor)
+    return [_slot(named) for named in held.values()]
+
+
+def _slot(named: Mapping[str, torch.Tensor]) -> Slot:
+    key, first = next(iter(named.items()))
+    views = tuple(
+        StridedView(int(t.storage_offset()), tuple(t.shape), tuple(t.stride()))
+        for t in named.values()
+    )
+    return Slot(
+        key,
+        tuple(named),
+        views,
+        tuple(first.shape),
+        tuple(first.stride()),
+        first.dtype,
+        int(first.storage_offset()),
+    )
 
 
 def _key_of(slots: Sequence[Slot], name: str) -> str:
