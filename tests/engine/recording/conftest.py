@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.checkpoints import Family, make_checkpoint
 
-from reshard_vllm.inspect.messages import RankReport, Request
+from reshard_vllm.inspect.messages import Option, RankReport, Request
 from reshard_vllm.inspect.ranks import RankPool
 
 SECONDS = 240.0
@@ -20,7 +20,7 @@ class Ranks:
 
     def inspect(self, model: Path, tensor_parallel: int = 1, **fields: object) -> list[RankReport]:
         """Reports of the ranks of one model replica."""
-        options = {"dtype": "bfloat16", "max_model_len": 128}
+        options: dict[str, Option] = {"dtype": "bfloat16", "max_model_len": 128}
         extra = fields.pop("options", {})
         assert isinstance(extra, dict)
         request = Request(

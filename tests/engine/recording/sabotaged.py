@@ -4,18 +4,20 @@ Shows that the comparison with vLLM's own loading can fail.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm.config import VllmConfig
 
+from reshard.session import TensorSpec
 from reshard_vllm.inspect import rank, worker
 from reshard_vllm.inspect.messages import RankReport
 from reshard_vllm.install import installer
-from reshard_vllm.recording import LoaderMap
+from reshard_vllm.recording import LoaderMap, layout_of
 
 FAULTS = ("none", "swapped", "shifted", "skipped post-load step")
 
-_inspect, _layout_of = rank.inspect_rank, rank.layout_of
+_inspect = rank.inspect_rank
 _remaining = list(FAULTS)
 
 
@@ -43,17 +45,17 @@ def _shift(recorded: LoaderMap) -> None:
 def _sabotaged(config: VllmConfig, *, verify: bool, codings: int) -> RankReport:
     fault = _remaining.pop(0)
 
-    def layout_of(*arguments: object) -> LoaderMap:
-        recorded = _layout_of(*arguments)  # type: ignore[arg-type]
+    def wrong(config: VllmConfig, specs: Sequence[TensorSpec]) -> LoaderMap:
+        recorded = layout_of(config, specs)
         if fault == "swapped":
             _swap(recorded)
         elif fault == "shifted":
             _shift(recorded)
         return recorded
 
-    rank.layout_of = layout_of  # type: ignore[attr-defined]
+    rank.layout_of = wrong  # type: ignore[attr-defined]
     if fault == "skipped post-load step":
-        installer.rerun = lambda *_: None  # type: ignore[attr-defined, assignment]
+        installer.rerun = lambda *_: None  # type: ignore[attr-defined]
     return _inspect(config, verify=verify, codings=codings)
 
 

@@ -6,7 +6,9 @@ dtypes, among as many as their mantissa can tell apart (2^11 in bf16), so two co
 `seed` are used where that is too few to show every swap.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import torch
 
@@ -15,19 +17,30 @@ from reshard.session import TensorSpec
 _SCRAMBLE = 0x9E3779B1
 """Odd, so that multiplying by it is a bijection of the numbers below any power of two."""
 
+_BETWEEN_CODINGS = 7919
+
 _EXPONENT_BITS = 3
 _EXPONENTS_BELOW_ONE = 6
 
 
-def coded(specs: Sequence[TensorSpec], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of `specs`, in order, filled with codes."""
-    first = 1 + seed * 7919
+def coded(
+    specs: Sequence[TensorSpec], seed: int, equal: Mapping[str, str] = {}
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of `specs`, in order, filled with codes.
+
+    Args:
+        specs: the tensors.
+        seed: number of the coding.
+        equal: names of tensors that get the codes of another tensor of the same shape.
+    """
+    firsts = itertools.accumulate(
+        (prod(spec.shape) for spec in specs), initial=1 + seed * _BETWEEN_CODINGS
+    )
+    first_of = {spec.name: first for spec, first in zip(specs, firsts, strict=False)}
     for spec in specs:
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        count = torch.Size(spec.shape).numel()
-        numbers = torch.arange(first, first + count, dtype=torch.int64)
-        yield spec.name, _values(numbers, dtype).reshape(spec.shape)
-        first += count
+        first = first_of[equal.get(spec.name, spec.name)]
+        numbers = torch.arange(first, first + prod(spec.shape), dtype=torch.int64)
+        yield spec.name, _values(numbers, getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
 def _values(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Configurations and models of single ranks, loaded by vLLM itself, without an engine."""
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 
 import torch
 from vllm.config import LoadConfig, ModelConfig, VllmConfig, set_current_vllm_config
@@ -9,8 +9,6 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from reshard.session import TensorSpec
-from reshard_vllm.inspect.codes import coded
 from reshard_vllm.inspect.messages import Request
 from reshard_vllm.recording.skeleton import layer_names_restored
 
@@ -41,9 +39,9 @@ def load_checkpoint(config: VllmConfig) -> torch.nn.Module:
     return _load(config, DefaultModelLoader(LoadConfig()))
 
 
-def load_coded(config: VllmConfig, specs: Sequence[TensorSpec], seed: int) -> torch.nn.Module:
-    """The model as vLLM would load it from a checkpoint of index-coded tensors."""
-    return _load(config, _CodedLoader(specs, seed))
+def load_given(config: VllmConfig, tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.nn.Module:
+    """The model as vLLM would load it from a checkpoint of these tensors."""
+    return _load(config, _GivenLoader(tensors))
 
 
 def _load(config: VllmConfig, loader: DefaultModelLoader) -> torch.nn.Module:
@@ -54,20 +52,20 @@ def _load(config: VllmConfig, loader: DefaultModelLoader) -> torch.nn.Module:
         return model
 
 
-class _CodedLoader(DefaultModelLoader):  # type: ignore[misc]
-    """vLLM's loader, given index-coded tensors in place of the checkpoint's."""
+class _GivenLoader(DefaultModelLoader):  # type: ignore[misc]
+    """vLLM's loader, given tensors in place of the checkpoint's."""
 
-    def __init__(self, specs: Sequence[TensorSpec], seed: int) -> None:
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         super().__init__(LoadConfig())
-        self._specs, self._seed = specs, seed
+        self._tensors = tensors
 
     def get_all_weights(
         self,
         model_config: ModelConfig,  # noqa: ARG002 (vLLM's signature)
         model: torch.nn.Module,  # noqa: ARG002
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Codes, in the checkpoint's order."""
-        yield from coded(self._specs, self._seed)
+        """The given tensors, in their order."""
+        yield from self._tensors
 
 
 @contextlib.contextmanager

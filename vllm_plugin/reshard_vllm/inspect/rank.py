@@ -1,5 +1,6 @@
 """One rank of a model: record, prove, refit with index-coded tensors, compare, go back."""
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -13,7 +14,7 @@ from reshard_vllm.inspect.codes import coded
 from reshard_vllm.inspect.messages import Place, RankReport
 from reshard_vllm.inspect.state import addresses, differences, state_of
 from reshard_vllm.install import VllmInstaller, checkpoint, class_bytes, find_faults, prove
-from reshard_vllm.install.classes import kind_of
+from reshard_vllm.install.classes import kind_of, slot_of
 from reshard_vllm.install.proof import Proof
 from reshard_vllm.recording import LoaderMap, layout_of
 
@@ -54,7 +55,7 @@ def _describe(
     places: dict[str, dict[str, list[Place]]] = defaultdict(lambda: defaultdict(list))
     for landing in recorded.landings.landings:
         place = Place(
-            landing.piece.storage.rpartition("#")[0] or landing.piece.storage,
+            slot_of(landing.piece.storage),
             kind_of(recorded, proof, landing.piece.storage),
             str(landing.dtype).removeprefix("torch."),
             ((landing.piece.region.offset, landing.piece.region.shape),),
@@ -95,12 +96,17 @@ def _verify(
     """Refit with each coding and with the checkpoint, in both modes; what differs from vLLM's."""
     start = state_of(loading.load_checkpoint(config), config)
     places = addresses(model)
-    fresh = {seed: state_of(loading.load_coded(config, specs, seed), config) for seed in seeds}
+    equal = _equal_names(recorded, proof)
+    codings = {seed: functools.partial(coded, specs, seed, equal) for seed in seeds}
+    fresh = {
+        seed: state_of(loading.load_given(config, tensors()), config)
+        for seed, tensors in codings.items()
+    }
     found = []
     for install in _INSTALLS:
         installer = VllmInstaller(model, config, recorded, proof, specs, install=install)
-        for seed in seeds:
-            write(installer, coded(specs, seed))
+        for seed, tensors in codings.items():
+            write(installer, tensors())
             lines = differences(state_of(model, config), fresh[seed])
             found += [f"{install}, coding {seed}: {line}" for line in lines]
         write(installer, checkpoint.read(config, model))
@@ -109,6 +115,16 @@ def _verify(
         moved = [name for name, address in addresses(model).items() if places[name] != address]
         found += [f"{install}: {name} moved in memory" for name in moved]
     return found
+
+
+def _equal_names(recorded: LoaderMap, proof: Proof) -> dict[str, str]:
+    """Checkpoint tensors that must stay equal: vLLM tied what they are loaded into."""
+    names = {slot_of(x.piece.storage): x.name for x in recorded.landings.landings}
+    return {
+        names[key]: names[first]
+        for key, first in proof.tied.items()
+        if key in names and first in names
+    }
 
 
 def write(installer: VllmInstaller, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

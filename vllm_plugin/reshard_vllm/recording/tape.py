@@ -98,15 +98,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if _moves_real_to_meta(func, args, kwargs):
+            # Code that follows its parameter's device would lose data that is really there.
+            kwargs["device"] = args[0].device
         tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         if not any(self._known(t) for t in tensors):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         if written is not None:
             return self._write(func, written, args, kwargs)
-        if _moves_real_to_meta(func, args, kwargs):
-            # Code that follows its parameter's device would lose data that is really there.
-            return args[0]
         made = func(*_on_one_device(args), **kwargs)
         outputs = [t for t in tree_flatten(made)[0] if isinstance(t, torch.Tensor)]
         known = {storage_of(t) for t in tensors}

@@ -24,7 +24,7 @@ from tests.engine.recording.breadth.table import as_markdown
 from tests.engine.recording.breadth.tiny import make_tiny
 
 from reshard.errors import EngineError
-from reshard_vllm.inspect.messages import RankReport, Request
+from reshard_vllm.inspect.messages import Option, RankReport, Request
 from reshard_vllm.inspect.ranks import RankPool
 
 ROOT = Path(__file__).parents[4]
@@ -60,7 +60,11 @@ class _Pools:
 
 def layouts(case: Case) -> Iterator[tuple[str, int, Request]]:
     """Name, number of ranks and request of each layout of a case."""
-    options = {"dtype": "bfloat16", "max_model_len": 64, "max_num_batched_tokens": 512}
+    options: dict[str, Option] = {
+        "dtype": "bfloat16",
+        "max_model_len": 64,
+        "max_num_batched_tokens": 512,
+    }
     base = Request(str(FOLDER / case.name), options={**options, **case.options}, codings=1)
     replace = msgspec.structs.replace
     yield "tp1", 1, base

@@ -9,10 +9,10 @@ _HEAD = """# Architectures
 
 Written by `make breadth` from a run; do not edit.
 
-Each row is a tiny random model of one configuration, its checkpoint filled with index codes. The
-checkpoint is recorded, proven and refitted with other codes in both install modes, each time taken back; "=" means:
-every parameter, buffer, derived tensor and packed layer on every rank has, after each of these
-refits, the bytes that vLLM's own `load_weights` and post-load steps give. Shares are of the bytes
+Each row is a tiny random model of one configuration, its checkpoint filled with index codes. It is
+recorded, proven, refitted with other codes and taken back, in both install modes; "=" means: every
+parameter, buffer, derived tensor and packed layer on every rank has, after each of these refits,
+the bytes that vLLM's own `load_weights` and post-load steps give. Shares are of the bytes
 that a rank receives at tensor parallel 1, on the CPU that made this table: on another machine other
 layers are packed. TP, EP and PP: tensor, expert and pipeline parallel, with their number of ranks.
 """
