@@ -21,6 +21,9 @@ from reshard_trainer.rollouts.rollout import EngineName
 
 logger = logging.getLogger(__name__)
 
+SHORTEST_REST_SECONDS: Final = 0.001
+"""Less than this is not waited for: the clock might not have moved after it."""
+
 FIRST_REST_SECONDS: Final = 0.5
 LONGEST_REST_SECONDS: Final = 30.0
 
@@ -258,4 +261,4 @@ class Fleet:
     def _next_rest_end(self) -> float:
         at = now()
         ends = [seat.rest_until - at for seat in self._seats.values() if seat.rest_until > at]
-        return min(ends, default=LONGEST_REST_SECONDS)
+        return max(SHORTEST_REST_SECONDS, min(ends, default=LONGEST_REST_SECONDS))

@@ -8,20 +8,22 @@ another engine, and the trainer waits for none. Runs beside the desk, or on anot
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
 from typing import Final
 
+from reshard.errors import ReshardError
 from reshard.ids import PolicyVersion
+from reshard_trainer.rollouts.buffer import Verdict
 from reshard_trainer.rollouts.clock import Until, now
 from reshard_trainer.rollouts.desk import Assignment
 from reshard_trainer.rollouts.errors import RolloutError
-from reshard_trainer.rollouts.fleet import Seat
+from reshard_trainer.rollouts.fleet import SHORTEST_REST_SECONDS, Seat
 from reshard_trainer.rollouts.gate import Ticket
+from reshard_trainer.rollouts.pace import Pace
 from reshard_trainer.rollouts.workshop import Workshop
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 2.0
 """How long one question to the desk stays open before it is asked anew."""
 
 
@@ -34,6 +36,9 @@ class Producer:
         self._fleet = shop.client.fleet
         self._published: PolicyVersion | None = None
         self._groups: dict[Ticket, asyncio.Task[None]] = {}
+        self._broken_off: set[asyncio.Task[None]] = set()
+        self._begun: dict[Ticket, float] = {}
+        self._pace = Pace(seat.endpoint.slots)
 
     async def run(self) -> None:
         """Work; ends by cancellation, or with the desk's error. What was begun is given up."""
@@ -44,7 +49,7 @@ class Producer:
                 loops.create_task(self._admit())
                 loops.create_task(self._measure_idleness())
         finally:
-            await self._break_off(tuple(self._groups), "its engine has left")
+            await self._give_up_all("its engine has left")
 
     async def finished(self, until: Until) -> None:
         """Return when no group is in hand, or at the deadline."""
@@ -56,8 +61,8 @@ class Producer:
         while True:
             tickets = frozenset(self._groups)
             standing = await self._shop.desk.news(self._published, tickets, _PATIENCE_SECONDS)
-            for ticket in standing.ended & tickets:
-                self._cancel(ticket)
+            for ticket in standing.ended:
+                self._break_off(ticket)
             if standing.published != self._published:
                 self._published = standing.published
                 self._fleet.changed.beat()
@@ -85,18 +90,24 @@ class Producer:
 
     async def _admit(self) -> None:
         """Start a group whenever the gate admits one and the engine has a slot."""
-        seat = self._seat
         while True:
-            if not seat.usable(now()) or seat.in_flight >= seat.endpoint.slots:
+            if not self._has_room():
                 await self._fleet.changed.next(Until.after(self._until_usable()))
                 continue
             assignment = await self._assignment()
             if assignment is not None:
                 self._start(assignment)
 
+    def _has_room(self) -> bool:
+        seat = self._seat
+        free = seat.in_flight < seat.endpoint.slots
+        return free and seat.usable(now()) and self._pace.room(len(self._groups), now())
+
     def _until_usable(self) -> float:
-        rest = self._seat.rest_until - now()
-        return rest if 0 < rest < _PATIENCE_SECONDS else _PATIENCE_SECONDS
+        """How long nothing changes that nobody announces: rests end."""
+        rests = (self._seat.rest_until - now(), self._pace.rest(now()))
+        rest = min((rest for rest in rests if rest > 0), default=_PATIENCE_SECONDS)
+        return max(rest, SHORTEST_REST_SECONDS)
 
     async def _assignment(self) -> Assignment | None:
         """What the desk assigns at the engine's version; None: not now, or the version changed."""
@@ -135,29 +146,45 @@ class Producer:
 
     def _start(self, assignment: Assignment) -> None:
         ticket = assignment.ticket
-        task = asyncio.create_task(self._shop.work(assignment, self._seat))
+        task = asyncio.create_task(self._work(assignment))
         self._groups[ticket] = task
-        task.add_done_callback(lambda _: self._ended(ticket))
+        self._begun[ticket] = now()
+        task.add_done_callback(lambda _: self._ended(ticket, task))
 
-    def _ended(self, ticket: Ticket) -> None:
-        task = self._groups.pop(ticket)
+    async def _work(self, assignment: Assignment) -> None:
+        verdict = await self._shop.work(assignment, self._seat)
+        if verdict is Verdict.ACCEPTED:
+            self._pace.arrived()
+        elif verdict is Verdict.EVICTED:
+            self._overtaken(assignment.ticket)
+
+    def _overtaken(self, ticket: Ticket) -> None:
+        self._pace.overtaken(now() - self._begun[ticket], now())
+
+    def _ended(self, ticket: Ticket, task: "asyncio.Task[None]") -> None:
+        self._groups.pop(ticket, None)
+        self._begun.pop(ticket, None)
+        self._broken_off.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("prompt %d: %s", ticket.serial, error, exc_info=error)
         self._fleet.changed.beat()
 
-    def _cancel(self, ticket: Ticket) -> None:
-        task = self._groups.get(ticket)
+    def _break_off(self, ticket: Ticket) -> None:
+        """End a group that the desk does not wait for any more."""
+        task = self._groups.pop(ticket, None)
         if task is not None:
+            self._overtaken(ticket)
+            self._broken_off.add(task)
             task.cancel()
 
-    async def _break_off(self, tickets: Iterable[Ticket], reason: str) -> None:
-        tasks = {ticket: self._groups[ticket] for ticket in tickets}
-        for task in tasks.values():
+    async def _give_up_all(self, reason: str) -> None:
+        tasks = dict(self._groups)
+        for task in (*tasks.values(), *self._broken_off):
             task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks.values(), *self._broken_off, return_exceptions=True)
         for ticket, task in tasks.items():
             if task.cancelled():
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(ReshardError):
                     await self._shop.desk.give_up(ticket, reason, 0)
 
     async def _measure_idleness(self) -> None:

@@ -48,8 +48,8 @@ class Workshop:
     group_seconds: float
     meter: Meter
 
-    async def work(self, assignment: Assignment, home: Seat) -> None:
-        """Make one group, preferably on `home`, and deliver it; or give it up."""
+    async def work(self, assignment: Assignment, home: Seat) -> Verdict | None:
+        """Make one group, preferably on `home`, and deliver it; None: it was given up."""
         until = Until.after(self.group_seconds)
         try:
             group = await self._make(assignment, home, until)
@@ -66,6 +66,8 @@ class Workshop:
             if verdict is Verdict.REJECTED:
                 # Its label is no version of this run: find out what it serves.
                 self.client.fleet.doubt(home)
+            return verdict
+        return None
 
     async def _make(self, assignment: Assignment, home: Seat, until: Until) -> RolloutGroup:
         ids = [SampleId(assignment.serial, sample) for sample in range(self.samples)]
