@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 from tests.support.checkpoints import make_checkpoint, make_model
-from vllm import LLM, SamplingParams
-from vllm.config import WeightTransferConfig
 
 import reshard_trainer
 
@@ -20,6 +18,10 @@ TOKENS = 8
 
 def main(folder: Path, tensor_parallel: int) -> None:
     """Refit an engine of weights 1 with weights 2, twice, through two hooks."""
+    # Not at the top: pytest imports every module for its doctests, and vLLM warns.
+    from vllm import LLM, SamplingParams
+    from vllm.config import WeightTransferConfig
+
     make_checkpoint(folder, "llama", seed=1)
     llm = LLM(
         str(folder),
