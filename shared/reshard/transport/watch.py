@@ -23,7 +23,7 @@ from reshard.transport.group import RefitGroup
 from reshard.wire import decode, encode
 
 _BEAT_SECONDS = 0.5
-_FRESH_SECONDS = 2.0
+_FRESH_SECONDS = 3.0
 _BOARD_SECONDS = 2.0
 _MAX_NOTE_BYTES = 2**16
 
