@@ -1,5 +1,7 @@
 """Order of the suite: the fast tests first, real processes next, real engines last."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -20,6 +22,14 @@ def _order(item: pytest.Item) -> tuple[int, str, str]:
     )
     family, size = (*marker.args, "", "")[:2]
     return (2, str(parameters.get("family", family)), str(parameters.get("tensor_parallel", size)))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Doctests are looked for in the packages; helpers of tests are imported by tests alone."""
+    if collection_path.suffix == ".py" and Path(__file__).parent in collection_path.parents:
+        named = collection_path.name.startswith("test_") or collection_path.name == "conftest.py"
+        return None if named else True
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

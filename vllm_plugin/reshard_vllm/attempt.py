@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from reshard.agreement import gather
 from reshard.board import Deadline
-from reshard.errors import ReshardError
+from reshard.errors import DigestMismatch, ReshardError
 from reshard.session import RankResult, ReceiveInfo, attempt_scope
 from reshard.verification import digest_moves, mismatches
 from reshard.wire import decode, encode
@@ -112,14 +112,23 @@ class Attempt:
         wrong = mismatches(digests, session.info.trainer_size)
         self._received = not wrong and not any(result.error for result in results.values())
 
-    def _receive(self) -> RankResult:
+    def _prepare(self) -> None:
         held = self._joined.plan.digest
         if self.info.plan_digest != held:
-            return RankResult(error=f"plan {held} here, {self.info.plan_digest} asked for")
+            raise DigestMismatch(f"plan {held} here, {self.info.plan_digest} asked for")
+        self._installer.begin()
+        if self._session.info.install == "in_place":
+            self._raise_fence(self._torn_text())
+
+    def _receive(self) -> RankResult:
         try:
-            self._installer.begin()
-            if self._session.info.install == "in_place":
-                self._raise_fence(self._torn_text())
+            self._prepare()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            # The exchange tells the others of its own failures; this one is before it.
+            self._session.report_fault("begin", text)
+            return RankResult(error=text)
+        try:
             report = self._exchange.run(self._deadline, self.info.attempt)
         except Exception as error:
             return RankResult(error=f"{type(error).__name__}: {error}")

@@ -11,7 +11,7 @@ import torch
 
 from reshard.agreement import report_fault
 from reshard.board import BoardClient, Deadline
-from reshard.errors import DeadlineExceeded, ReshardError
+from reshard.errors import ReshardError
 from reshard.hosts import host_identity
 from reshard.ids import GroupRank
 from reshard.joining import Joined, join
@@ -150,7 +150,7 @@ class Membership:
         """Whether the trainer that opened this session still serves its board."""
         try:
             self.board.peek(f"{self._prefix}/specs", Deadline.after(_PROBE_SECONDS))
-        except DeadlineExceeded:
+        except ReshardError:
             return False
         return True
 

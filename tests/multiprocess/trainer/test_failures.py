@@ -70,7 +70,7 @@ def test_a_staged_refit_that_fails_leaves_the_old_version(
     phase: Phase, transport: str, tmp_path: Path
 ) -> None:
     with PeerEngine(MODEL) as peer, Trainers(2, "fsdp2", tmp_path) as trainers:
-        trainers.attach(peer.url, transport=transport, deadline=5)
+        trainers.attach(peer.url, transport=transport)
         peer.break_rank(1, phase)
         said = trainers.fail(step)
 
