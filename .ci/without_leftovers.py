@@ -22,13 +22,18 @@ def children() -> list[int]:
     return [int(pid) for task in tasks for pid in task.read_text().split()]
 
 
-def end_leftovers() -> None:
-    """Kill and reap until no child is left: orphans of the killed arrive as new ones."""
+def end_leftovers() -> int:
+    """Kill and reap until no child is left: orphans of the killed arrive as new ones.
+
+    Returns how many there were.
+    """
+    count = 0
     while pids := children():
         for pid in pids:
-            print(f"ending leftover process {pid}", file=sys.stderr)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        count += len(pids)
+    return count
 
 
 def main() -> int:
@@ -38,7 +43,8 @@ def main() -> int:
     try:
         return subprocess.run(sys.argv[1:], check=False).returncode
     finally:
-        end_leftovers()
+        if count := end_leftovers():
+            print(f"ended {count} processes that were left running", file=sys.stderr)
 
 
 if __name__ == "__main__":
