@@ -15,9 +15,11 @@ from vllm.config import VllmConfig
 from reshard.errors import RecordingError
 from reshard.ids import EngineRank
 from reshard.session import Install, TensorSpec
-from reshard_vllm.install import Proof, VllmInstaller, checkpoint, prove
+from reshard_vllm.install import checkpoint
+from reshard_vllm.install.installer import VllmInstaller
+from reshard_vllm.install.proof import Proof, prove
 from reshard_vllm.mismatch import mismatches
-from reshard_vllm.recording import LoaderMap, layout_of
+from reshard_vllm.recording.loader_map import LoaderMap, layout_of
 
 
 class VllmTarget:
@@ -76,7 +78,7 @@ class VllmTarget:
         if key not in self._installers:
             if self._proof is None:
                 self._proof = prove(self._model, self._config)
-            recorded = self._record(key[0])
+            recorded = self._record(self._proof.in_order(key[0]))
             # One at a time: an installer may hold a shadow of the whole shard.
             self._installers.clear()
             self._installers[key] = VllmInstaller(

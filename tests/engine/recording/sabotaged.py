@@ -13,7 +13,7 @@ from reshard.session import TensorSpec
 from reshard_vllm.inspect import rank, worker
 from reshard_vllm.inspect.messages import RankReport
 from reshard_vllm.install import installer
-from reshard_vllm.recording import LoaderMap, layout_of
+from reshard_vllm.recording.loader_map import LoaderMap, layout_of
 
 FAULTS = ("none", "swapped", "shifted", "skipped post-load step")
 
@@ -45,8 +45,8 @@ def _shift(recorded: LoaderMap) -> None:
 def _sabotaged(config: VllmConfig, *, verify: bool, codings: int) -> RankReport:
     fault = _remaining.pop(0)
 
-    def wrong(config: VllmConfig, specs: Sequence[TensorSpec]) -> LoaderMap:
-        recorded = layout_of(config, specs)
+    def wrong(vllm_config: VllmConfig, specs: Sequence[TensorSpec]) -> LoaderMap:
+        recorded = layout_of(vllm_config, specs)
         if fault == "swapped":
             _swap(recorded)
         elif fault == "shifted":

@@ -12,14 +12,14 @@ from reshard_vllm.recording.landings import Landings, resolve
 from reshard_vllm.recording.replay import Environment
 from reshard_vllm.recording.tape import Ref, Tape, storage_of
 
-Loader = Callable[[dict[str, torch.Tensor], Mapping[str, torch.Tensor]], None]
+Loader = Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None]
 """Writes parameters (first) from checkpoint tensors (second)."""
 
 
 def record(
     loader: Loader,
     parameters: Mapping[str, torch.Tensor],
-    checkpoint: Mapping[str, torch.Tensor],
+    checkpoint: dict[str, torch.Tensor],
 ) -> Landings:
     """Record `loader` with meta tensors in place of the checkpoint's."""
     sources = {name: torch.empty_like(t, device="meta") for name, t in checkpoint.items()}
@@ -36,7 +36,7 @@ def record(
 def replayed(
     found: Landings,
     parameters: Mapping[str, torch.Tensor],
-    checkpoint: Mapping[str, torch.Tensor],
+    checkpoint: dict[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """What the record makes of real data, on new parameters."""
     made = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in parameters.items()}
@@ -71,7 +71,7 @@ def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) 
 
 
 def loaded(
-    loader: Loader, parameters: Mapping[str, torch.Tensor], checkpoint: Mapping[str, torch.Tensor]
+    loader: Loader, parameters: Mapping[str, torch.Tensor], checkpoint: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """What the loader itself makes, on new parameters that start as zeros."""
     made: dict[str, torch.Tensor] = {}

@@ -17,8 +17,8 @@ def _values(**shapes: tuple[int, ...]) -> Tensors:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def _meta(dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> Tensors:
-    return {n: torch.empty(shape, dtype=dtype, device="meta") for n, shape in shapes.items()}
+def _meta(**shapes: tuple[int, ...]) -> Tensors:
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def _check(loader: Loader, parameters: Tensors, checkpoint: Tensors) -> None:

@@ -8,15 +8,17 @@ import msgspec
 import torch
 from vllm.config import VllmConfig
 
+from reshard.errors import RecordingError
 from reshard.session import Install, TensorSpec
 from reshard_vllm.inspect import loading
 from reshard_vllm.inspect.codes import coded
 from reshard_vllm.inspect.messages import Place, RankReport
 from reshard_vllm.inspect.state import addresses, differences, state_of
-from reshard_vllm.install import VllmInstaller, checkpoint, class_bytes, find_faults, prove
-from reshard_vllm.install.classes import kind_of, slot_of
-from reshard_vllm.install.proof import Proof
-from reshard_vllm.recording import LoaderMap, layout_of
+from reshard_vllm.install import checkpoint
+from reshard_vllm.install.classes import class_bytes, find_faults, kind_of, slot_of
+from reshard_vllm.install.installer import VllmInstaller
+from reshard_vllm.install.proof import Proof, prove
+from reshard_vllm.recording.loader_map import LoaderMap, layout_of
 
 _INSTALLS: tuple[Install, ...] = ("staged", "in_place")
 
@@ -32,8 +34,13 @@ def inspect_rank(config: VllmConfig, *, verify: bool, codings: int) -> RankRepor
     model = loading.load(config)
     untouched = state_of(model, config)
     specs = checkpoint.specs(config, model)
-    proof = prove(model, config)
-    recorded = layout_of(config, specs)
+    try:
+        proof = prove(model, config)
+        recorded = layout_of(config, specs)
+    except RecordingError as error:
+        faults = error.faults or (str(error),)
+        refused = {name: why or str(error) for name, _, why in (f.partition(": ") for f in faults)}
+        return RankReport(config.parallel_config.rank, type(model).__name__, refused=refused)
     report = _describe(config.parallel_config.rank, model, recorded, proof, specs)
     if not verify or report.refused or report.uncovered:
         return report

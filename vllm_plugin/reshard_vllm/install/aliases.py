@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from reshard_vllm.recording.loader_map import Slot
+from reshard_vllm.recording.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)

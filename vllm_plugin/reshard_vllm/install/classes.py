@@ -15,8 +15,8 @@ from reshard.layout.region import Region
 from reshard.session import TensorSpec
 from reshard_vllm.install.proof import Proof
 from reshard_vllm.install.shadow import coverage
-from reshard_vllm.recording import LoaderMap
 from reshard_vllm.recording.landings import Landing
+from reshard_vllm.recording.loader_map import LoaderMap
 
 Kind = Literal["direct", "repacked", "computed", "refused"]
 

@@ -23,7 +23,7 @@ from reshard_vllm.install.classes import class_bytes, find_faults, slot_of, wire
 from reshard_vllm.install.postload import Layer, rerun
 from reshard_vllm.install.proof import Proof
 from reshard_vllm.install.shadow import Shadow
-from reshard_vllm.recording import LoaderMap
+from reshard_vllm.recording.loader_map import LoaderMap
 
 
 class VllmInstaller:
@@ -131,14 +131,17 @@ class VllmInstaller:
     def _loaded(self, layer: Layer) -> dict[str, torch.Tensor]:
         """Repacked parameters of a layer, in load layout, by local name."""
         prefix = layer.parameter_name("")
+        values = dict(self._proof.kept) | {
+            key: self._shadow.tensor(key)
+            for key in self._shadowed
+            if self._proof.classes[key] == "repacked"
+        }
         loaded = {}
-        for key in self._shadowed:
-            if self._proof.classes[key] != "repacked":
-                continue
+        for key, value in values.items():
             for name in self._recorded.slots[key].names:
                 local = name.removeprefix(prefix)
                 if name.startswith(prefix) and "." not in local:
-                    loaded[local] = self._shadow.tensor(key)
+                    loaded[local] = value
         return loaded
 
     def _apart(self, key: str) -> bool:

@@ -72,13 +72,13 @@ class Result:
 def rehearse(layer: Layer, config: VllmConfig, loaded: Mapping[str, torch.Tensor]) -> Result:
     """Run the step on `loaded` (parameters in load layout, by local name), leaving no trace.
 
-    The module's attributes are put back; objects that it shares with others are assumed to be
-    changed by the step to what they were.
+    The module's attributes and the contents of its tensors are put back; helper objects that it
+    shares with others are assumed to be changed by the step to what they were.
     """
     with rehearsed(layer, config, loaded):
         return Result(
             {n: p.detach() for n, p in layer.module._parameters.items() if p is not None},
-            _plain_tensors(layer.module),
+            {n: t.clone() for n, t in _plain_tensors(layer.module).items()},
         )
 
 
@@ -89,6 +89,12 @@ def rehearsed(
     """The layer as the step makes it of copies of `loaded`; put back on leaving."""
     attributes = dict(layer.module.__dict__)
     parameters, buffers = dict(layer.module._parameters), dict(layer.module._buffers)
+    # Small: scales and packed biases. Parameters are replaced by copies of `loaded`, never written.
+    kept = [
+        (t, t.clone())
+        for t in (*_plain_tensors(layer.module).values(), *buffers.values())
+        if t is not None and not t.is_meta
+    ]
     try:
         _step(layer, config, {n: t.clone() for n, t in loaded.items()})
         yield
@@ -97,6 +103,8 @@ def rehearsed(
         layer.module.__dict__.update(attributes)
         layer.module.__dict__["_parameters"] = parameters
         layer.module.__dict__["_buffers"] = buffers
+        for tensor, contents in kept:
+            tensor.copy_(contents)
 
 
 def rerun(layer: Layer, config: VllmConfig, loaded: Mapping[str, torch.Tensor]) -> None:

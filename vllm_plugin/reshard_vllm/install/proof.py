@@ -11,8 +11,8 @@ repeatable.
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -20,12 +20,13 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from reshard.ids import FQN
+from reshard.session import TensorSpec
 from reshard_vllm.install import checkpoint
 from reshard_vllm.install.aliases import find_aliases
 from reshard_vllm.install.postload import Layer, Result, layers_of, rehearse, rehearsed
 from reshard_vllm.install.shadow import Shadow, coverage
-from reshard_vllm.recording import LoaderMap, layout_of
-from reshard_vllm.recording.loader_map import Slot
+from reshard_vllm.recording.loader_map import LoaderMap, layout_of
+from reshard_vllm.recording.slots import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Proof:
         layers: the layers with a post-load step, in vLLM's order, by name.
         owners: names of the layers that have a slot's storage among their parameters.
         covered: by slot key, how many elements the engine's own checkpoint fills; None if unknown.
+        order: names of the engine's own checkpoint, in its order; empty if there is none.
+        kept: load-layout values of repacked slots that no checkpoint tensor fills, by slot key.
         copies: by slot key, names that keep a copy of its elements in load layout, beside it.
         tied: by slot key, the slot that vLLM tied it to after loading: one live storage for both.
     """
@@ -55,8 +58,15 @@ class Proof:
     layers: Mapping[str, Layer]
     owners: Mapping[str, tuple[str, ...]]
     covered: Mapping[str, int] | None
+    kept: Mapping[str, torch.Tensor]
     copies: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
+    order: tuple[str, ...]
+
+    def in_order(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """The trainer's tensors as the engine's checkpoint would give them: loaders may group."""
+        places = {name: at for at, name in enumerate(self.order)}
+        return tuple(sorted(specs, key=lambda spec: places.get(spec.name, len(places))))
 
 
 def prove(model: torch.nn.Module, config: VllmConfig) -> Proof:
@@ -66,10 +76,12 @@ def prove(model: torch.nn.Module, config: VllmConfig) -> Proof:
         RecordingError: the engine's own loader cannot be recorded.
     """
     if checkpoint.can_read(config):
-        recorded = layout_of(config, checkpoint.specs(config, model))
+        specs = checkpoint.specs(config, model)
+        recorded = layout_of(config, specs)
         shadow = Shadow(recorded, recorded.slots, torch.device("cpu"))
         _fill_from_checkpoint(shadow, recorded, model, config)
-        return _Prover(model, config, recorded, shadow).from_checkpoint()
+        proof = _Prover(model, config, recorded, shadow).from_checkpoint()
+        return replace(proof, order=tuple(spec.name for spec in specs))
     recorded = layout_of(config, ())
     shadow = Shadow(recorded, recorded.slots, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
@@ -122,8 +134,12 @@ class _Prover:
         for key, slot in self._recorded.slots.items():
             if not covered[key] or self._intact(slot):
                 self._classes[key] = "direct"
+            if not covered[key] and self._same_layout(slot):
+                # What no checkpoint fills has the constructor's values.
+                self._shadow.tensor(key).copy_(self._live[key].detach())
         for layer in self._layers.values():
-            self._rehearse(layer, against_live=True)
+            if layer.deferred or any(covered[key] for key in self._keys(layer)):
+                self._rehearse(layer, against_live=True)
         self._check_copies()
         self._refuse_rest("its live bytes differ from the checkpoint, no post-load step says why")
         return self._proof("checkpoint", covered)
@@ -215,6 +231,10 @@ class _Prover:
                     loaded[local] = self._shadow.tensor(slot.key)
         return loaded
 
+    def _keys(self, layer: Layer) -> set[str]:
+        """Slots that the layer's own parameters lie in."""
+        return {self._slot_of(layer, local).key for local in self._loaded(layer)}
+
     def _slot_of(self, layer: Layer, local: str) -> Slot:
         name = layer.parameter_name(local)
         return next(slot for slot in self._recorded.slots.values() if name in slot.names)
@@ -254,8 +274,14 @@ class _Prover:
             dict(self._layers),
             {key: tuple(names) for key, names in owners.items()},
             covered,
+            {
+                key: self._shadow.tensor(key).clone()
+                for key, kind in self._classes.items()
+                if kind == "repacked" and covered is not None and not covered[key]
+            },
             self._aliases.apart,
             self._aliases.tied,
+            (),
         )
 
 

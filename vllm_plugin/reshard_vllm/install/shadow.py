@@ -10,8 +10,9 @@ from math import prod
 import torch
 
 from reshard.layout.view import StridedView
-from reshard_vllm.recording.loader_map import LoaderMap, Slot
+from reshard_vllm.recording.loader_map import LoaderMap
 from reshard_vllm.recording.replay import Environment
+from reshard_vllm.recording.slots import Slot
 from reshard_vllm.recording.tape import Note, Ref
 
 
