@@ -102,9 +102,8 @@ class RolloutClient:
                 faults.append(str(error))
                 self.fleet.failed(seat, error)
                 if len(faults) >= self._attempts:
-                    raise EngineFault(
-                        f"{sample} failed on {len(faults)} engines", faults
-                    ) from error
+                    who = f"sample {sample.sample} of prompt {sample.serial}"
+                    raise EngineFault(f"{who} failed {len(faults)} times", faults) from error
                 progress = progress.mark("retried")
                 continue
             progress = progress.add(answer, seat.name, seat.kept_kv)

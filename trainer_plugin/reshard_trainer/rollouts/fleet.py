@@ -44,6 +44,7 @@ class Seat:
         rest_until: before then it is left alone, on the loop's clock.
         failures: of requests, in a row.
         refresh_failures: in a row.
+        trouble: the last failure, in words.
         left: whether it has left the fleet.
         kept_kv: versions that it took while it kept KV blocks of older weights.
     """
@@ -56,6 +57,7 @@ class Seat:
     rest_until: float = 0.0
     failures: int = 0
     refresh_failures: int = 0
+    trouble: str = ""
     left: bool = False
     kept_kv: set[PolicyVersion] = field(default_factory=set)
 
@@ -87,8 +89,10 @@ class Seat:
             state = "has left"
         elif self.fenced:
             state = f"is fenced: {self.fenced}"
+        elif self.refresh_failures:
+            state = f"could not be refreshed {self.refresh_failures} times in a row: {self.trouble}"
         elif self.failures:
-            state = f"failed {self.failures} times in a row"
+            state = f"failed {self.failures} times in a row: {self.trouble}"
         else:
             state = f"has {self.in_flight} requests in flight"
         label = "an unknown version" if self.version is None else f"version {self.version}"
@@ -158,7 +162,7 @@ class Fleet:
 
     def failed(self, seat: Seat, error: EngineError) -> None:
         """It failed a request: it rests, and nobody knows what it serves (it may be restarted)."""
-        seat.version = None
+        seat.version, seat.trouble = None, str(error)
         if isinstance(error, EngineFenced):
             seat.fenced = str(error)
         if seat.rest_until > now():
@@ -174,6 +178,7 @@ class Fleet:
     ) -> None:
         """It did not get a version. If it is not fenced, it serves on what it has."""
         seat.refresh_failures += 1
+        seat.trouble = reason
         seat.fenced = reason if fenced else ""
         logger.warning(
             "engine %s did not get version %d (%d times in a row): %s",
