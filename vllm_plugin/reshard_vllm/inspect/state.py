@@ -12,6 +12,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 
 from reshard.errors import RecordingError
+from reshard_vllm.install.handlers import held_by
 
 _DEPTH: Final = 3
 _IDENTITY_LIMIT: Final = 1024
@@ -30,12 +31,17 @@ def state_of(model: torch.nn.Module, config: VllmConfig) -> dict[str, torch.Tens
 
 
 def addresses(model: torch.nn.Module) -> dict[str, int]:
-    """Where each parameter and buffer lies."""
-    owned = (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    )
-    return {name: tensor.data_ptr() for name, tensor in owned}
+    """Where each parameter and buffer lies, and each object that holds a packed weight."""
+    places = {
+        name: tensor.data_ptr()
+        for name, tensor in (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        )
+    }
+    for name, module in model.named_modules():
+        places |= {f"{name}.{held.name}": id(held.value) for held in held_by(module)}
+    return places
 
 
 def differences(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> list[str]:

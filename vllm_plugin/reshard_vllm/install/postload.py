@@ -16,6 +16,7 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from reshard.errors import RecordingError
+from reshard_vllm.install.handlers import held_by, keep, put_back
 
 _ONCE_FLAG = "_already_called_process_weights_after_loading"
 
@@ -95,6 +96,7 @@ def rehearsed(
         for t in (*_plain_tensors(layer.module).values(), *buffers.values())
         if t is not None and not t.is_meta
     ]
+    held = held_by(layer.module)
     try:
         _step(layer, config, {n: t.clone() for n, t in loaded.items()})
         yield
@@ -103,6 +105,7 @@ def rehearsed(
         layer.module.__dict__.update(attributes)
         layer.module.__dict__["_parameters"] = parameters
         layer.module.__dict__["_buffers"] = buffers
+        put_back(held)
         for tensor, contents in kept:
             tensor.copy_(contents)
 
@@ -116,7 +119,9 @@ def rerun(layer: Layer, config: VllmConfig, loaded: Mapping[str, torch.Tensor]) 
     module = layer.module
     live = dict(module._parameters)
     tensors = _plain_tensors(module)
+    held = held_by(module)
     _step(layer, config, loaded)
+    keep(held)
     made = dict(module._parameters)
     module._parameters.clear()
     module._parameters.update(live)
