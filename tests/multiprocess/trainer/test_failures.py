@@ -347,8 +347,10 @@ def test_an_engine_with_a_wrong_secret_does_not_get_in(tmp_path: Path) -> None:
     with PeerEngine(MODEL) as peer, Trainers(2, "fsdp2", tmp_path) as trainers:
         said = trainers.fail(attach_eavesdropper, peer.url)
 
-        assert "no answer from engine rank 0, engine rank 1 of" in said.text
-        assert "in phase connect within 3 s" in said.text
+        # The call and the wait for the ranks' introductions end by the same deadline.
+        silent = "no answer from engine rank 0, engine rank 1 of" in said.text
+        assert silent or "did not answer /init_weight_transfer_engine" in said.text
+        assert "within 3 s" in said.text
         check_untouched(peer)
 
         trainers.attach(peer.url)
