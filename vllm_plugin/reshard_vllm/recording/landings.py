@@ -4,13 +4,12 @@ Coordinate spaces: source regions are global (checkpoint tensors are whole), pla
 of a parameter's load-layout storage, or of a staging buffer that feeds a computation.
 """
 
-import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import prod
+from typing import cast
 
-import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -19,261 +18,276 @@ from reshard.ids import FQN
 from reshard.layout.align import align, align_elements
 from reshard.layout.pieces import Piece
 from reshard.layout.view import StridedView
-from reshard_vllm.recording.replay import MOVEMENT, Environment, cone, numbered
+from reshard_vllm.recording.landing import Landing, Landings, Stage
+from reshard_vllm.recording.numbers import Followed, Sources, cast_once, follow, is_movement
+from reshard_vllm.recording.overlaps import Write, last_writes, span
+from reshard_vllm.recording.replay import Cones, emptied
+from reshard_vllm.recording.settle import settle
 from reshard_vllm.recording.tape import Note, Ref, Tape
 
+__all__ = ["Landing", "Landings", "Stage", "resolve"]
 
-@dataclass(frozen=True, slots=True)
-class Landing:
-    """Elements of one checkpoint tensor, and where they go.
-
-    Attributes:
-        name: canonical name.
-        piece: region of the checkpoint tensor, and its view of the storage that gets it.
-        dtype: of that storage: the elements are cast to it.
-    """
-
-    name: FQN
-    piece: Piece
-    dtype: torch.dtype
+Owned = Mapping[int, tuple[str, torch.Tensor]]
+"""Parameters and buffers by storage: slot key, and one tensor of that storage."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A buffer for checkpoint elements that a computation reads.
-
-    Attributes:
-        key: its storage key.
-        shape: in elements; contiguous.
-        dtype: the checkpoint tensor's.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(slots=True)
-class Landings:
-    """What one loader does on one rank.
-
-    Attributes:
-        landings: pure movement (and one cast).
-        constants: notes that write constants (padding), by parameter.
-        programs: notes to run after the movement, by parameter, in order.
-        stages: buffers that the programs read.
-        refused: why a parameter's writes cannot be followed, by parameter.
-    """
-
-    landings: list[Landing] = field(default_factory=list)
-    constants: dict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
-    programs: dict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
-    stages: list[Stage] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-def resolve(
-    tape: Tape,
-    sources: Mapping[int, tuple[FQN, torch.Tensor]],
-    owned: Mapping[int, tuple[str, torch.Tensor]],
-) -> Landings:
+def resolve(tape: Tape, sources: Sources, owned: Owned) -> Landings:
     """Follow every write of a parameter back to the checkpoint.
 
     Args:
         tape: what the loader did.
         sources: checkpoint tensors by storage.
-        owned: parameters and buffers, by storage: key and one tensor of that storage.
+        owned: parameters and buffers as they are when the loader is done, by storage: key and one
+            tensor of that storage.
+
+    Returns:
+        the landings; what cannot be followed is refused in them, by parameter.
 
     Raises:
-        RecordingError: a write that cannot be followed, or one into storage of nobody.
+        RecordingError: the loader writes storage that is no parameter's.
     """
-    resolver = _Resolver(tape.notes, sources, owned)
-    for at, note in enumerate(tape.notes):
-        if note.written is not None and note.written.kind == "owned":
-            resolver.write(at, note)
+    notes, adopted = settle(tape, owned.keys())
+    owned = {**owned, **{fake: owned[storage] for fake, storage in adopted.items()}}
+    resolver = _Resolver(notes, sources, owned)
+    writes: dict[str, list[int]] = defaultdict(list)
+    for at, note in enumerate(notes):
+        written = note.written
+        if written is not None and written.kind == "owned" and 0 not in written.view.shape:
+            writes[owned[written.storage][0]].append(at)
+    for key, several in writes.items():
+        try:
+            resolver.parameter(key, several)
+        except RecordingError as error:
+            resolver.found.refused[key] = str(error)
     return resolver.found
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One write of a parameter.
+
+    Attributes:
+        at: number of its note.
+        cone: numbers of the notes that it depends on, in order.
+        notes: these notes, made to stand alone.
+        written: what it writes.
+        value: what it writes there; None for one that does not simply overwrite.
+    """
+
+    at: int
+    cone: tuple[int, ...]
+    notes: tuple[Note, ...]
+    written: Ref
+    value: object
+
+
 class _Resolver:
-    def __init__(
-        self,
-        notes: Sequence[Note],
-        sources: Mapping[int, tuple[FQN, torch.Tensor]],
-        owned: Mapping[int, tuple[str, torch.Tensor]],
-    ) -> None:
+    def __init__(self, notes: Sequence[Note], sources: Sources, owned: Owned) -> None:
         self._notes = notes
         self._sources = sources
         self._owned = owned
-        self._numbers = itertools.count()
-        # Element numbers of all checkpoint tensors; 0 is "no element" (what the loader pads with).
-        bases = itertools.accumulate((t.numel() for _, t in sources.values()), initial=1)
-        self._first = dict(zip(sources, bases, strict=False))
+        self._storages: dict[str, set[int]] = defaultdict(set)
+        for storage, (key, _) in owned.items():
+            self._storages[key].add(storage)
+        self._cones = Cones(notes)
         self.found = Landings()
 
-    def write(self, at: int, note: Note) -> None:
-        """Follow one write of a parameter; what cannot be followed is refused."""
-        assert note.written is not None
-        key, tensor = self._owner(note)
-        try:
-            if note.written.dtype != tensor.dtype:
-                raise RecordingError(f"written as {note.written.dtype}, it is {tensor.dtype}")
-            self._classify(at, key, note, note.written)
-        except RecordingError as error:
-            self.found.refused.setdefault(key, str(error))
+    def parameter(self, key: str, several: Sequence[int]) -> None:
+        """Classify all writes of one parameter, given in order.
 
-    def _classify(self, at: int, key: str, note: Note, written: Ref) -> None:
-        source = note.args[1] if note.name == "copy_" and len(note.args) > 1 else None
-        if note.name in ("fill_", "zero_") or (isinstance(source, Ref) and _is_constant(source)):
-            if prod(written.view.shape):
-                self.found.constants[key].append(note)
-            return
-        if not isinstance(source, Ref) or self.found.programs.get(key):
-            # Once something was computed in place, later writes keep their order.
-            self._compute(at, key, note)
-        elif source.kind == "source":
-            self._move(key, written, source)
-        else:
-            # What a parameter holds is known from its landings; an intermediate is replayed.
-            before = [] if source.kind == "owned" else cone(self._notes[:at], source)
-            if self._is_movement(before, source, written):
-                self._follow(key, written, source, before)
-            else:
-                self._compute(at, key, note)
+        Raises:
+            RecordingError: one of them cannot be followed.
+        """
+        steps = [self._step(key, at) for at in several]
+        start = self._computed_from(steps)
+        moved = [self._moved(key, step) for step in steps if step.at < start]
+        self.found.landings += last_writes(moved)
+        program = [step for step in steps if step.at >= start]
+        notes = sorted({at for step in program for at in (*step.cone, step.at)})
+        if notes:
+            self._refuse_unwritten([write.view for write in moved], notes)
+            self._compute(key, notes)
 
-    def _owner(self, note: Note) -> tuple[str, torch.Tensor]:
+    def _step(self, key: str, at: int) -> _Step:
+        note = self._notes[at]
         assert note.written is not None
-        if note.written.storage not in self._owned:
-            raise RecordingError(
-                f"the loader writes {note.written.view.shape} elements that no parameter holds"
+        dtype = self._owned[note.written.storage][1].dtype
+        if note.written.dtype != dtype:
+            raise RecordingError(f"written as {note.written.dtype}, it is {dtype}")
+        value = None
+        if note.name in ("copy_", "fill_"):
+            value = note.args[1]
+        elif note.name == "zero_":
+            value = 0.0
+        cone = self._cones.before(at, self._storages[key])
+        alone = self._standing_alone(key, [*(self._notes[n] for n in cone), note])
+        for step in alone:
+            _refuse_unknown(step)
+        if isinstance(value, Ref):
+            value = alone[-1].args[1]
+        return _Step(at, cone, tuple(alone[:-1]), note.written, value)
+
+    def _standing_alone(self, key: str, notes: Sequence[Note]) -> list[Note]:
+        """Other parameters that are read are intermediates, and hold nothing at first."""
+        others = {
+            ref.storage: ref
+            for note in notes
+            for ref in note.refs()
+            if ref.kind == "owned" and ref.storage not in self._storages[key]
+        }
+        if not others:
+            return list(notes)
+
+        def apart(leaf: object) -> object:
+            other = isinstance(leaf, Ref) and leaf.storage in others
+            return replace(leaf, kind="temporary") if other else leaf  # type: ignore[type-var]
+
+        empty = [emptied(storage, self._owned[storage][1]) for storage in others]
+        return empty + [
+            Note(
+                note.operation,
+                tree_map(apart, note.args),
+                tree_map(apart, dict(note.kwargs)),
+                cast("Ref | None", apart(note.written)),
+                note.made,
             )
-        return self._owned[note.written.storage]
+            for note in notes
+        ]
 
-    def _move(self, key: str, written: Ref, source: Ref) -> None:
-        name, whole = self._sources[source.storage]
-        if source.dtype != whole.dtype:
-            raise RecordingError(f"{name}: the loader reads {whole.dtype} as {source.dtype}")
-        source_view = _broadcast(source.view, written.view.shape)
-        for region, view in align(tuple(whole.shape), source_view, written.view):
-            self.found.landings.append(Landing(name, Piece(region, key, view), written.dtype))
+    def _computed_from(self, steps: Sequence[_Step]) -> int:
+        """Number of the note from which the writes are a program.
 
-    def _is_movement(self, before: Sequence[Note], source: Ref, written: Ref) -> bool:
-        """Whether elements only move, and casts on their way change no bit of the last cast."""
-        refs = [source, *(ref for note in before for ref in note.refs())]
-        owned = [ref for ref in refs if ref.kind == "owned"]
-        if any(self._is_computed(ref) or ref.dtype != written.dtype for ref in owned):
-            return False
-        origins = {ref.dtype for ref in refs if ref.kind == "source"}
-        return all(
-            note.name in MOVEMENT and _keeps_bits(note, origins, written.dtype) for note in before
+        That is the first that computes, or whose result one that computes reads: once something
+        was computed, what follows keeps its order.
+        """
+        computing = [step.at for step in steps if not self._is_movement(step)]
+        if not computing:
+            return len(self._notes)
+        later = [at for step in steps if step.at >= computing[0] for at in (*step.cone, step.at)]
+        return min([computing[0], *(at for at in later if self._read(at))])
+
+    def _read(self, at: int) -> list[Ref]:
+        """Parameters that a note reads; a plain overwrite does not read what it writes."""
+        note = self._notes[at]
+        overwrites = note.name in ("copy_", "fill_", "zero_")
+        refs = Note(note.operation, note.args[1:] if overwrites else note.args, note.kwargs).refs()
+        return [ref for ref in refs if ref.kind == "owned"]
+
+    def _is_movement(self, step: _Step) -> bool:
+        if not isinstance(step.value, Ref):
+            return step.value is not None
+        if step.value.kind != "temporary":
+            return step.value.kind != "owned"
+        last = Note(torch.ops.aten.copy_.default, (step.value,), {})
+        return is_movement([*step.notes, last], self._sources) and cast_once(
+            step.notes, step.value, step.written.dtype
         )
 
-    def _is_computed(self, ref: Ref) -> bool:
-        key, _ = self._owned[ref.storage]
-        return bool(self.found.programs.get(key)) or key in self.found.refused
+    def _moved(self, key: str, step: _Step) -> Write:
+        """Landings and constants of a write that computes nothing."""
+        value = step.value
+        if isinstance(value, Ref) and value.kind == "source":
+            return self._place_source(key, step.written, value)
+        if isinstance(value, Ref) and value.kind == "temporary":
+            return self._place_elements(key, step.written, value, step.notes)
+        self.found.constants[key].append(self._notes[step.at])
+        return Write(step.written.view, (), ())
 
-    def _follow(self, key: str, written: Ref, source: Ref, before: Sequence[Note]) -> None:
-        """Movement that no view expresses: replay it on element numbers."""
-        environment = Environment(self._numbers_of)
-        for note in before:
-            environment.step(numbered(note))
-        ids = environment.value(source).broadcast_to(written.view.shape).reshape(-1).numpy()
-        if (ids <= 0).any():
-            raise RecordingError("the loader mixes padding into moved elements")
-        for storage, first in self._first.items():
-            name, whole = self._sources[storage]
-            inside = (ids >= first) & (ids < first + whole.numel())
-            if inside.any():
-                own = np.where(inside, ids - first, -1)
-                for region, view in align_elements(tuple(whole.shape), own, written.view):
-                    piece = Piece(region, key, view)
-                    self.found.landings.append(Landing(name, piece, written.dtype))
+    def _place_source(self, key: str, written: Ref, source: Ref) -> Write:
+        name, whole = self._whole(source)
+        shape = tuple(whole.shape)
+        view = _broadcast(source.view, written.view.shape)
+        pieces = [Piece(r, key, local) for r, local in align(shape, view, written.view)]
+        landings = tuple(Landing(name, piece, written.dtype) for piece in pieces)
+        return Write(written.view, landings, (shape,) * len(landings))
 
-    def _numbers_of(self, ref: Ref) -> torch.Tensor:
-        """Which checkpoint elements a tensor holds."""
-        view = ref.view
-        if ref.kind == "source":
-            first = self._first[ref.storage]
-            count = self._sources[ref.storage][1].numel()
-            numbers = torch.arange(first, first + count, dtype=torch.int64)
-            return numbers.as_strided(view.shape, view.stride, view.offset)
-        if ref.kind == "owned":
-            return self._landed(ref).as_strided(view.shape, view.stride, view.offset)
-        if ref.constant is None:
-            raise RecordingError(f"the loader moves {view.shape} elements of unknown origin")
-        integral = not ref.dtype.is_floating_point
-        return ref.constant if integral else torch.zeros(view.shape, dtype=torch.int64)
+    def _place_elements(self, key: str, written: Ref, value: Ref, notes: Sequence[Note]) -> Write:
+        followed = follow(notes, value, written, self._sources)
+        self.found.constants[key] += _filled(written, followed)
+        landings: list[Landing] = []
+        shapes: list[tuple[int, ...]] = []
+        for name, shape, elements in followed.elements:
+            for region, view in align_elements(shape, elements, written.view):
+                landings.append(Landing(name, Piece(region, key, view), written.dtype))
+                shapes.append(shape)
+        return Write(written.view, tuple(landings), tuple(shapes))
 
-    def _landed(self, ref: Ref) -> torch.Tensor:
-        """The numbers of what has landed in a parameter so far (ties by copy)."""
-        key, tensor = self._owned[ref.storage]
-        numbers = torch.zeros(
-            tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=torch.int64
-        )
-        firsts = {self._sources[s][0]: (first, s) for s, first in self._first.items()}
-        for landing in self.found.landings:
-            if landing.piece.storage == key:
-                first, storage = firsts[landing.name]
-                whole = self._sources[storage][1]
-                inside = torch.arange(first, first + whole.numel()).reshape(whole.shape)
-                region, view = landing.piece.region, landing.piece.view
-                box = tuple(map(slice, region.offset, region.end))
-                numbers.as_strided(view.shape, view.stride, view.offset).copy_(inside[box])
-        return numbers
+    def _refuse_unwritten(self, moved: Sequence[StridedView], steps: Sequence[int]) -> None:
+        """What a constructor left in a parameter is not there when a program is replayed."""
+        reads = {at: [ref.view for ref in self._read(at)] for at in steps}
+        written = {
+            at: w.view for at in steps if (w := self._notes[at].written) and w.kind == "owned"
+        }
+        every = [
+            *moved,
+            *written.values(),
+            *(view for several in reads.values() for view in several),
+        ]
+        marks = torch.zeros(max((span(view)[1] for view in every), default=0), dtype=torch.bool)
 
-    def _compute(self, at: int, key: str, note: Note) -> None:
+        def at_view(view: StridedView) -> torch.Tensor:
+            return marks.as_strided(view.shape, view.stride, view.offset)
+
+        for view in moved:
+            at_view(view).fill_(True)
+        for at in steps:
+            if not all(at_view(view).all() for view in reads[at]):
+                raise RecordingError("the loader computes with elements that it never loaded")
+            if at in written:
+                at_view(written[at]).fill_(True)
+
+    def _compute(self, key: str, steps: Sequence[int]) -> None:
         """Keep the arithmetic; stage exactly the checkpoint elements that it reads."""
-        steps = [*self._cone_of(at, note), note]
-        self.found.programs[key] += [self._staged(key, step) for step in steps]
+        staged: dict[tuple[int, StridedView], Ref] = {}
 
-    def _cone_of(self, at: int, note: Note) -> list[Note]:
-        steps: list[Note] = []
-        for ref in note.refs():
-            if ref.kind == "temporary":
-                steps += [s for s in cone(self._notes[:at], ref) if s not in steps]
-        return steps
-
-    def _staged(self, key: str, note: Note) -> Note:
         def stage(leaf: object) -> object:
-            if isinstance(leaf, Ref) and leaf.kind == "owned":
-                other, _ = self._owned[leaf.storage]
-                if other != key:
-                    raise RecordingError(f"the loader computes it from {other}")
             if not isinstance(leaf, Ref) or leaf.kind != "source":
                 return leaf
-            name, whole = self._sources[leaf.storage]
-            buffer = Stage(f"{key}#{next(self._numbers)}", leaf.view.shape, leaf.dtype)
-            contiguous = StridedView.contiguous(leaf.view.shape)
-            for region, view in align(tuple(whole.shape), leaf.view, contiguous):
-                self.found.landings.append(
-                    Landing(name, Piece(region, buffer.key, view), leaf.dtype)
-                )
-            self.found.stages.append(buffer)
-            return Ref("constant", len(self.found.stages) - 1, contiguous, leaf.dtype)
+            place = (leaf.storage, leaf.view)
+            if place not in staged:
+                staged[place] = self._stage(f"{key}#{len(staged)}", leaf)
+            return staged[place]
 
-        return Note(
-            note.operation,
-            tree_map(stage, note.args),
-            tree_map(stage, dict(note.kwargs)),
-            note.written,
-            note.made,
-        )
+        for note in (self._notes[at] for at in steps):
+            for ref in note.refs():
+                if ref.kind == "owned" and ref.storage not in self._storages[key]:
+                    raise RecordingError(
+                        f"the loader computes it from {self._owned[ref.storage][0]}"
+                    )
+            args, kwargs = tree_map(stage, note.args), tree_map(stage, dict(note.kwargs))
+            self.found.programs[key].append(replace(note, args=args, kwargs=kwargs))
 
+    def _stage(self, buffer: str, source: Ref) -> Ref:
+        name, whole = self._whole(source)
+        contiguous = StridedView.contiguous(source.view.shape)
+        for region, view in align(tuple(whole.shape), source.view, contiguous):
+            self.found.landings.append(Landing(name, Piece(region, buffer, view), source.dtype))
+        self.found.stages.append(Stage(buffer, source.view.shape, source.dtype))
+        return Ref("constant", len(self.found.stages) - 1, contiguous, source.dtype)
 
-def _keeps_bits(note: Note, origins: set[torch.dtype], last: torch.dtype) -> bool:
-    """Whether a cast on the way loses nothing that the last one would keep."""
-    if note.name not in ("copy_", "_to_copy"):
-        return True
-    given = note.kwargs.get("dtype")
-    target = note.written.dtype if note.written is not None else given
-    if not isinstance(target, torch.dtype):
-        return True
-    return target == last or all(
-        torch.promote_types(origin, target) == target for origin in origins
-    )
+    def _whole(self, source: Ref) -> tuple[FQN, torch.Tensor]:
+        name, whole = self._sources[source.storage]
+        if source.dtype != whole.dtype:
+            raise RecordingError(f"the loader reads {name}, {whole.dtype}, as {source.dtype}")
+        return name, whole
 
 
-def _is_constant(ref: Ref) -> bool:
-    return ref.kind == "constant"
+def _refuse_unknown(note: Note) -> None:
+    for ref in note.refs():
+        if ref.constant is not None and ref.constant.is_meta:
+            raise RecordingError(f"the loader reads {ref.view.shape} elements of unknown origin")
+
+
+def _filled(written: Ref, followed: Followed) -> list[Note]:
+    """The constants of one write, as writes of their own."""
+    shape = written.view.shape
+    notes = []
+    for region, view in align_elements(shape, followed.constants, written.view):
+        values = followed.values[tuple(map(slice, region.offset, region.end))].clone()
+        place = replace(written, view=view)
+        constant = Ref("constant", 0, StridedView.contiguous(region.shape), written.dtype, values)
+        notes.append(Note(torch.ops.aten.copy_.default, (place, constant), {}, place))
+    return notes
 
 
 def _broadcast(view: StridedView, shape: tuple[int, ...]) -> StridedView:
@@ -281,6 +295,9 @@ def _broadcast(view: StridedView, shape: tuple[int, ...]) -> StridedView:
     if view.shape == shape:
         return view
     missing = len(shape) - len(view.shape)
+    if missing < 0:
+        # Leading dims of extent 1 that `copy_` drops.
+        return _broadcast(StridedView(view.offset, view.shape[1:], view.stride[1:]), shape)
     extents = (1,) * missing + view.shape
     strides = (0,) * missing + view.stride
     expanded = tuple(

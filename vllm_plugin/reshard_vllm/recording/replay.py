@@ -1,49 +1,57 @@
 """Replay: run noted operations again, on other data.
 
-On element numbers, to see where data movement that no view can express (cat, clone, index) takes
-each element; on real data, to repeat a loader's arithmetic.
+On real data, to repeat a loader's arithmetic; `numbers.py` does it on element numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from reshard.errors import RecordingError
+from reshard.layout.view import StridedView
 from reshard_vllm.recording.tape import Note, Ref
 
-MOVEMENT = frozenset(
-    {
-        *("clone", "contiguous", "_to_copy", "copy_", "_unsafe_view", "_reshape_copy"),
-        *("cat", "stack", "index", "index_select", "gather", "flip", "roll", "repeat"),
-        *("new_zeros", "new_empty", "zeros_like", "empty_like", "zero_", "constant_pad_nd"),
-    }
-)
-"""Operations that place elements (or zeros) and compute nothing."""
 
+class Cones:
+    """Which notes an intermediate, or a parameter that another one is copied from, depends on."""
 
-def cone(notes: Sequence[Note], target: Ref) -> list[Note]:
-    """The notes that `target`, an intermediate, depends on, in order."""
-    wanted = {target.storage}
-    kept: list[Note] = []
-    for note in reversed(notes):
-        writes = note.written is not None and note.written.storage in wanted
-        if writes or wanted.intersection(note.made):
-            kept.append(note)
-            wanted |= {ref.storage for ref in note.refs() if ref.kind == "temporary"}
-    return list(reversed(kept))
+    def __init__(self, notes: Sequence[Note]) -> None:
+        self._notes = notes
+        self._by_storage: dict[int, list[int]] = defaultdict(list)
+        for at, note in enumerate(notes):
+            for ref in (note.written, *note.made):
+                if ref is not None:
+                    self._by_storage[ref.storage].append(at)
 
+    def before(self, at: int, own: Collection[int]) -> tuple[int, ...]:
+        """The notes that note `at` depends on, in order.
 
-def run(notes: Sequence[Note], load: Callable[[Ref], torch.Tensor]) -> "Environment":
-    """Run `notes` in order; `load` gives the data of sources, parameters and constants."""
-    environment = Environment(load)
-    for note in notes:
-        environment.step(note)
-    return environment
+        Args:
+            at: number of a note.
+            own: storages of the parameter that it writes; what happened to them is not followed.
+        """
+        todo = [at]
+        kept: set[int] = set()
+        while todo:
+            reader = todo.pop()
+            for ref in self._notes[reader].refs():
+                if ref.kind in ("temporary", "owned") and ref.storage not in own:
+                    writers = self._by_storage[ref.storage]
+                    fresh = {w for w in writers[: bisect_left(writers, reader)] if w not in kept}
+                    kept |= fresh
+                    todo += fresh
+        return tuple(sorted(kept))
 
 
 class Environment:
-    """The intermediates of a replay."""
+    """The intermediates of a replay.
+
+    Each has the strides that it had when it was recorded: an operation on other data may lay its
+    output out otherwise, and the notes speak in strides.
+    """
 
     def __init__(self, load: Callable[[Ref], torch.Tensor]) -> None:
         self._load = load
@@ -55,8 +63,10 @@ class Environment:
             return self._load(ref)
         if ref.storage not in self._made:
             raise RecordingError(f"an intermediate of {ref.view.shape} was never made")
-        whole = self._made[ref.storage]
-        return whole.as_strided(ref.view.shape, ref.view.stride, ref.view.offset)
+        flat = self._made[ref.storage]
+        if flat.dtype != ref.dtype:
+            flat = flat.view(ref.dtype)
+        return flat.as_strided(ref.view.shape, ref.view.stride, ref.view.offset)
 
     def step(self, note: Note) -> None:
         """Run one note."""
@@ -67,13 +77,30 @@ class Environment:
         kwargs: Mapping[str, object] = tree_map(resolve, dict(note.kwargs))
         if "device" in kwargs:
             kwargs = {k: v for k, v in kwargs.items() if k != "device"}
-        made = note.operation(*tree_map(resolve, note.args), **kwargs)
-        outputs = [t for t in tree_flatten(made)[0] if isinstance(t, torch.Tensor)]
-        self._made |= dict(zip(note.made, outputs, strict=False))
+        result = note.operation(*tree_map(resolve, note.args), **kwargs)
+        outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+        if note.written is None:
+            for ref, output in zip(note.made, outputs, strict=True):
+                if ref is not None:
+                    self._keep(ref, output)
+
+    def _keep(self, ref: Ref, output: torch.Tensor) -> None:
+        flat = torch.empty(extent(ref), dtype=ref.dtype, device=output.device)
+        flat.as_strided(ref.view.shape, ref.view.stride, ref.view.offset).copy_(output)
+        self._made[ref.storage] = flat
 
 
-def numbered(note: Note) -> Note:
-    """A movement note made fit for element numbers: casts do not change which element it is."""
-    if note.name != "_to_copy":
-        return note
-    return Note(torch.ops.aten.clone.default, note.args[:1], {}, note.written, note.made)
+def extent(ref: Ref) -> int:
+    """Elements from the start of the storage to the last element of `ref`."""
+    if 0 in ref.view.shape:
+        return ref.view.offset
+    steps = zip(ref.view.shape, ref.view.stride, strict=True)
+    return ref.view.offset + 1 + sum((n - 1) * step for n, step in steps)
+
+
+def emptied(storage: int, tensor: torch.Tensor) -> Note:
+    """A note that makes an intermediate of `tensor`'s storage, with nothing in it."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    made = Ref("temporary", storage, StridedView.contiguous((elements,)), tensor.dtype)
+    operation = torch.ops.aten.empty.memory_format
+    return Note(operation, ([elements],), {"dtype": tensor.dtype}, None, (made,))
