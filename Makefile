@@ -14,7 +14,7 @@ READY := .venv/.ready
 TORCH = $(shell sed -nE 's/^(torch==[^ ]+).*/\1/p' requirements.lock)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help venv demo test lint clean distclean
+.PHONY: help venv demo test lint breadth clean distclean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +46,9 @@ lint: $(READY) ## style, types, import contracts
 	$(BIN)/lint-imports --no-cache
 
 # Slow targets, not part of `make test`, go below (`name: $(READY) ## what it shows`).
+
+breadth: $(READY) ## record, prove and refit tiny models of many architectures; writes docs/architectures.md (hours)
+	$(BIN)/python -m tests.engine.recording.breadth.harness $(BREADTH_ARGS)
 
 clean: ## remove build results and caches
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
