@@ -25,7 +25,7 @@ def said(
         (sys.executable, str(_SCRIPT), str(checkpoints["llama"]), str(folder / "rendezvous")),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -36,7 +36,7 @@ def said(
 def test_names_that_the_loader_does_not_know(said: dict[str, str]) -> None:
     """T14."""
     assert "LlamaForCausalLM's loader rejects the trainer's tensors" in said["unknown name"]
-    assert "layers.0.attention.wq.weight" in said["unknown name"]
+    assert "layers.0.attention" in said["unknown name"]
 
 
 def test_shapes_of_another_model(said: dict[str, str]) -> None:
