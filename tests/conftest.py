@@ -1,12 +1,13 @@
 """Order of the suite: the fast tests first, real processes next, real engines last."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# Property tests take the time that a busy machine takes.
-settings.register_profile("untimed", deadline=None)
+# Property tests take the time that a busy machine takes; CI repeats the same examples.
+settings.register_profile("untimed", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("untimed")
 
 

@@ -32,7 +32,7 @@ def engines_of(draw: st.DrawFn, *, crash: bool) -> list[SimulatedEngine]:
             slots=draw(st.integers(1, 6)),
             token_seconds=draw(st.sampled_from([0.1, 1.0, 10.0])),
             jitter=draw(st.sampled_from([0.0, 0.9])),
-            crash_share=draw(st.sampled_from([0.0, 0.05])) if crash else 0.0,
+            crash_share=draw(st.sampled_from([0.0, 0.01])) if crash else 0.0,
             chance=random.Random(draw(st.integers(0, 1000))),
         )
         for i in range(draw(st.integers(1, 3)))

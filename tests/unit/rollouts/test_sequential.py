@@ -96,7 +96,7 @@ def test_every_call_is_answered_by_one_version(data: st.DataObject) -> None:
             f"e{i}",
             slots=data.draw(st.integers(1, 5)),
             token_seconds=data.draw(st.sampled_from([0.1, 1.0, 7.0])),
-            crash_share=data.draw(st.sampled_from([0.0, 0.03])),
+            crash_share=data.draw(st.sampled_from([0.0, 0.01])),
             chance=random.Random(data.draw(st.integers(0, 99))),
         )
         for i in range(data.draw(st.integers(1, 3)))
