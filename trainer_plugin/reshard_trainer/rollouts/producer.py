@@ -37,6 +37,7 @@ class Producer:
         self._published: PolicyVersion | None = None
         self._groups: dict[Ticket, asyncio.Task[None]] = {}
         self._broken_off: set[asyncio.Task[None]] = set()
+        self._delivering: set[Ticket] = set()
         self._begun: dict[Ticket, float] = {}
         self._pace = Pace(seat.endpoint.slots)
 
@@ -59,7 +60,7 @@ class Producer:
     async def _follow_news(self) -> None:
         """Learn what is published; break off what was overtaken."""
         while True:
-            tickets = frozenset(self._groups)
+            tickets = frozenset(self._groups.keys() - self._delivering)
             standing = await self._shop.desk.news(self._published, tickets, _PATIENCE_SECONDS)
             for ticket in standing.ended:
                 self._break_off(ticket)
@@ -152,11 +153,19 @@ class Producer:
         task.add_done_callback(lambda _: self._ended(ticket, task))
 
     async def _work(self, assignment: Assignment) -> None:
-        verdict = await self._shop.work(assignment, self._seat)
+        group = await self._shop.make(assignment, self._seat)
+        if group is None:
+            return
+        # From here on the end of its admission is no news.
+        self._delivering.add(assignment.ticket)
+        verdict = await self._shop.desk.deliver(group)
         if verdict is Verdict.ACCEPTED:
             self._pace.arrived()
         elif verdict is Verdict.EVICTED:
             self._overtaken(assignment.ticket)
+        elif verdict is Verdict.REJECTED:
+            # Its label is no version of this run: find out what the engine serves.
+            self._fleet.doubt(self._seat)
 
     def _overtaken(self, ticket: Ticket) -> None:
         self._pace.overtaken(now() - self._begun[ticket], now())
@@ -164,6 +173,7 @@ class Producer:
     def _ended(self, ticket: Ticket, task: "asyncio.Task[None]") -> None:
         self._groups.pop(ticket, None)
         self._begun.pop(ticket, None)
+        self._delivering.discard(ticket)
         self._broken_off.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("prompt %d: %s", ticket.serial, error, exc_info=error)
@@ -171,6 +181,8 @@ class Producer:
 
     def _break_off(self, ticket: Ticket) -> None:
         """End a group that the desk does not wait for any more."""
+        if ticket in self._delivering:
+            return
         task = self._groups.pop(ticket, None)
         if task is not None:
             self._overtaken(ticket)

@@ -7,7 +7,7 @@ kept, waited for, or aborted and sent again. Not here: when an engine is refresh
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol
 from reshard.errors import EngineError, ReshardError
 from reshard.ids import PolicyVersion
 from reshard_trainer.rollouts.clock import Until
+from reshard_trainer.rollouts.endpoint import Endpoint
 from reshard_trainer.rollouts.errors import EngineFault, EngineFenced, RolloutError
 from reshard_trainer.rollouts.fleet import Fleet, Seat
 from reshard_trainer.rollouts.meter import Meter
@@ -213,6 +214,42 @@ class HookRefresher:
                 raise EngineError(
                     f"engine {engine} did not get version {at_least} within {until.seconds:g} s: "
                     f"{_why(report, part)}"
+                )
+            await asyncio.sleep(min(_POLL_SECONDS, until.remaining()))
+
+
+class WatchRefresher:
+    """For engines that somebody else publishes to: waits until an engine says that it is there.
+
+    It believes the engine's label, so the engine must not come from another run with labels of its
+    own. For producers on other machines; the trainer's own use `HookRefresher`.
+
+    Attributes:
+        can: `keep` alone.
+    """
+
+    can: Collection[InFlight] = frozenset[InFlight](("keep",))
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        """Watch these engines."""
+        self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+
+    async def refresh(
+        self,
+        engine: EngineName,
+        at_least: PolicyVersion,
+        boundary: Boundary,  # noqa: ARG002  # the weights change when somebody else says so
+        until: Until,
+    ) -> Refreshed:
+        """Wait until the engine says that it is there."""
+        while True:
+            version = await self._endpoints[engine].version(until)
+            if version is not None and version >= at_least:
+                return Refreshed(version)
+            if until.expired:
+                raise EngineError(
+                    f"engine {engine} was not brought to version {at_least} within "
+                    f"{until.seconds:g} s; it serves {'none' if version is None else version}"
                 )
             await asyncio.sleep(min(_POLL_SECONDS, until.remaining()))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import msgspec
 
 from reshard.errors import EngineError, ReshardError
-from reshard_trainer.rollouts.buffer import Verdict
 from reshard_trainer.rollouts.client import RolloutClient, Route, all_samples
 from reshard_trainer.rollouts.clock import Until
 from reshard_trainer.rollouts.desk import Assignment
@@ -48,11 +47,11 @@ class Workshop:
     group_seconds: float
     meter: Meter
 
-    async def work(self, assignment: Assignment, home: Seat) -> Verdict | None:
-        """Make one group, preferably on `home`, and deliver it; None: it was given up."""
+    async def make(self, assignment: Assignment, home: Seat) -> RolloutGroup | None:
+        """One group, preferably from `home`; None: it could not be made and was given up."""
         until = Until.after(self.group_seconds)
         try:
-            group = await self._make(assignment, home, until)
+            return await self._make(assignment, home, until)
         except RequestRefused as error:
             await self._give_up(assignment, error, charge=1)
         except EngineError as error:
@@ -61,12 +60,6 @@ class Workshop:
             if not isinstance(error, ReshardError):
                 logger.exception("prompt %d could not be scored", assignment.serial)
             await self._give_up(assignment, error, charge=1)
-        else:
-            verdict = await self.desk.deliver(group)
-            if verdict is Verdict.REJECTED:
-                # Its label is no version of this run: find out what it serves.
-                self.client.fleet.doubt(home)
-            return verdict
         return None
 
     async def _make(self, assignment: Assignment, home: Seat, until: Until) -> RolloutGroup:
