@@ -80,11 +80,11 @@ def decode(tokens: Sequence[int]) -> str:
     return "".join(chr(token) if 32 <= token < 127 else "·" for token in tokens)
 
 
-def make_policy(folder: Path) -> None:
+def make_policy(folder: Path, vocab: int = VOCAB) -> None:
     """Write the checkpoint that both sides start from: a random Llama, in fp32."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,

@@ -1,6 +1,7 @@
 """Order of the suite: the fast tests first, real processes next, real engines last."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import settings
 # Property tests take the time that a busy machine takes; CI repeats the same examples.
 settings.register_profile("untimed", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("untimed")
+
+
+# What ends a run from outside (`timeout`, a CI runner) leaves no engine behind.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _order(item: pytest.Item) -> tuple[int, str, str]:

@@ -84,3 +84,35 @@ def test_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("target", re.findall(r"^ +make (\w+)", README, re.MULTILINE))
 def test_command_in_the_readme_is_a_target(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def named_tests(document: str) -> list[str]:
+    return re.findall(r"`(tests/[\w/]+\.py::\w+)`", (ROOT / "docs" / document).read_text())
+
+
+def is_a_test(named: str) -> bool:
+    """Whether `path::function` names a test."""
+    path, _, function = named.partition("::")
+    if not (ROOT / path).is_file():
+        return False
+    tree = ast.parse((ROOT / path).read_text())
+    return function in {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def test_tests_named_in_the_field_reports_exist() -> None:
+    named = named_tests("field_reports.md")
+    assert len(named) > 30
+    assert [name for name in named if not is_a_test(name)] == []
+    assert not is_a_test("tests/test_documents.py::test_of_nothing")
+
+
+def test_every_trap_of_recording_has_a_test() -> None:
+    document = (ROOT / "docs" / "recording.md").read_text()
+    traps = dict(re.findall(r"^\| (T\d+) \|(.*)$", document, re.MULTILINE))
+    assert sorted(traps, key=lambda trap: int(trap[1:])) == [f"T{n}" for n in range(1, 19)]
+    assert [trap for trap, row in traps.items() if "`tests/" not in row] == []
+    assert [named for named in named_tests("recording.md") if not is_a_test(named)] == []

@@ -112,7 +112,9 @@ def agree(
     """
     own = encode(error)
     answers = gather(board, scope, rank, ranks, own, deadline, trainer_size=trainer_size)
-    texts = {each: _text(raw) for each, raw in sorted(answers.items())}
+    texts = {
+        each: _text(raw, rank_name(each, trainer_size)) for each, raw in sorted(answers.items())
+    }
     faults = [
         f"{rank_name(each, trainer_size)}: {text}"
         for each, text in texts.items()
@@ -155,6 +157,6 @@ def _phase(scope: str) -> str:
     return scope.rpartition("/")[2]
 
 
-def _text(raw: bytes) -> str | None:
-    text: str | None = decode(raw, str | None, limit=_MAX_FAULT_BYTES)  # type: ignore[arg-type]
+def _text(raw: bytes, sender: str) -> str | None:
+    text: str | None = decode(raw, str | None, limit=_MAX_FAULT_BYTES, sender=sender)  # type: ignore[arg-type]
     return text

@@ -17,6 +17,7 @@ from reshard.plan.case import Case, read_case
 from reshard.plan.model import TransferPlan
 from reshard.plan.page import as_page
 from reshard.plan.report import as_json, as_text
+from reshard.simulation.command import simulate
 
 COMMANDS: Final = "reshard.commands"
 """Entry-point group of sub-commands."""
@@ -103,6 +104,9 @@ def _planned(raw: bytes) -> tuple[Case, TransferPlan]:
     except ReshardError as error:
         click.echo(f"Error: {error}", err=True)
         raise click.exceptions.Exit(2) from error
+
+
+main.add_command(simulate)
 
 
 if __name__ == "__main__":

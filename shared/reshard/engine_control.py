@@ -38,6 +38,18 @@ class EngineDescription:
 
 
 @runtime_checkable
+class Fenceable(Protocol):
+    """An engine that can be told to refuse requests, beyond holding them."""
+
+    def fence(self, reason: str, deadline: Deadline) -> bool:
+        """Refuse every request with this reason, ending those that are held; empty: no longer.
+
+        Returns:
+            whether it can: an engine that cannot holds requests as long as it is paused.
+        """
+
+
+@runtime_checkable
 class EngineControl(Protocol):
     """The control plane of one engine, all its ranks. Calls are made one at a time."""
 

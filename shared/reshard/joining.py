@@ -1,21 +1,25 @@
 """Joining a session: describe -> plan -> check, the same code on trainer and engine ranks.
 
-Each rank reports what it holds or needs; trainer rank 0 merges the reports; every rank builds the
-plan from the merged world, and all agree on its digest before any group is made or byte moves.
-Not here: how a rank knows its layout, and the transfer itself.
+Each rank reports what it holds or needs; trainer rank 0 merges the reports, so that what ranks or
+tensors have in common travels once; every rank builds the plan from the merged world, and all agree
+on its digest before any group is made or byte moves. Not here: how a rank knows its layout, and the
+transfer itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from reshard.agreement import fault_error, gather
 from reshard.board import BoardClient, Deadline
 from reshard.errors import DeadlineExceeded, DigestMismatch, PlanError
-from reshard.ids import GroupRank
-from reshard.layout.holding import RankLayout
+from reshard.ids import FQN, GroupRank
+from reshard.layout.compact import CompactSide, expand
+from reshard.layout.side import Gathered
 from reshard.plan import TransferPlan, make_plan
+from reshard.plan.cache import PlanCache
 from reshard.session import ClassBytes, ConnectInfo, LayoutReport, scope
 from reshard.wire import decode, encode
 
@@ -24,16 +28,44 @@ class World(msgspec.Struct, frozen=True):
     """Every rank's report, merged by trainer rank 0 (key `world`).
 
     Attributes:
-        layouts: by group rank; empty if there are faults.
+        layouts: of both sides (`Layouts`), encoded; empty if there are faults. Equal layouts are
+            equal bytes, so they tell whether a plan is at hand.
         faults: all ranks' faults, each prefixed by its rank.
         classes: of each engine rank, bytes by class of destination.
         hosts: by group rank: identity of the machine.
+        staging_bytes: by engine rank: memory that a refit takes there beside the weights.
+        notes: of all engine ranks, each once.
     """
 
-    layouts: tuple[RankLayout, ...]
+    layouts: bytes
     faults: tuple[str, ...]
     classes: tuple[ClassBytes, ...]
     hosts: tuple[str, ...]
+    staging_bytes: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class SentSide(msgspec.Struct, frozen=True):
+    """What all ranks of one side hold or need.
+
+    Attributes:
+        layout: what fits together.
+        faults: by tensor: what does not.
+    """
+
+    layout: CompactSide
+    faults: dict[FQN, str]
+
+
+class Layouts(msgspec.Struct, frozen=True):
+    """Both sides, merged from all reports."""
+
+    source: SentSide
+    destination: SentSide
+
+
+PLANS: Final = PlanCache()
+"""The plans of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +110,37 @@ def join(
             "serves its old weights",
             world.faults,
         )
-    plan = make_plan(world.layouts[: session.trainer_size], world.layouts[session.trainer_size :])
+    plan = PLANS.plan(world.layouts, lambda: plan_from(world.layouts))
     _agree_on_digest(board, session, rank, plan.digest, deadline)
     return Joined(plan, world)
+
+
+def plan_from(layouts: bytes) -> TransferPlan:
+    """The plan for the layouts of a world.
+
+    Raises:
+        PlanError: the layouts cannot be joined.
+    """
+    sides = decode(layouts, Layouts)
+    return make_plan(_gathered(sides.source), _gathered(sides.destination))
+
+
+def merge_layouts(sources: Iterable[CompactSide], destinations: Iterable[CompactSide]) -> bytes:
+    """The reports of all ranks as the layouts of a world.
+
+    Raises:
+        LayoutError: a malformed report.
+    """
+    return encode(Layouts(_sent(sources), _sent(destinations)))
+
+
+def _sent(reports: Iterable[CompactSide]) -> SentSide:
+    gathered = expand(reports)
+    return SentSide(CompactSide.of_side(gathered.side), dict(gathered.faults))
+
+
+def _gathered(side: SentSide) -> Gathered:
+    return Gathered(expand([side.layout]).side, side.faults)
 
 
 def _world(
@@ -94,14 +154,17 @@ def _world(
     prefix = scope(session.engine, session.epoch)
     if rank == 0:
         reports = _gather(board, session, "layout", rank, encode(report), deadline)
-        world = _merge(session, [decode(raw, LayoutReport) for raw in reports.values()])
+        world = _merge(
+            session,
+            [decode(raw, LayoutReport, sender=_who(session, r)) for r, raw in reports.items()],
+        )
         board.put(f"{prefix}/world", encode(world), deadline)
         return world
     board.put(f"{prefix}/layout/{rank}", encode(report), deadline)
     fault = f"{prefix}/fault"
     found = board.get_all((f"{prefix}/world",), deadline, unless=fault)
     if not found.missing:
-        return decode(found.values[f"{prefix}/world"], World)
+        return decode(found.values[f"{prefix}/world"], World, sender=_who(session, 0))
     if fault in found.values:
         raise fault_error(found.values[fault], session.trainer_size)
     raise DeadlineExceeded(
@@ -117,7 +180,10 @@ def _agree_on_digest(
         raise DigestMismatch(
             "ranks built different plans from the same layouts; nothing was sent. Do all processes "
             "run the same version of reshard?",
-            (f"{_who(session, r)}: {raw.decode()}" for r, raw in sorted(digests.items())),
+            (
+                f"{_who(session, r)}: {raw.decode(errors='replace')}"
+                for r, raw in sorted(digests.items())
+            ),
         )
 
 
@@ -147,12 +213,15 @@ def _merge(session: ConnectInfo, reports: Sequence[LayoutReport]) -> World:
         for rank, report in enumerate(reports)
         for fault in report.faults
     )
-    layouts = tuple(report.layout for report in reports if report.layout is not None)
+    layouts = [report.layout or CompactSide(()) for report in reports]
+    size = session.trainer_size
     return World(
-        layouts=() if faults else layouts,
+        layouts=b"" if faults else merge_layouts(layouts[:size], layouts[size:]),
         faults=faults,
         classes=tuple(report.classes for report in reports[session.trainer_size :]),
         hosts=tuple(report.host for report in reports),
+        staging_bytes=tuple(report.staging_bytes for report in reports[session.trainer_size :]),
+        notes=tuple(dict.fromkeys(note for report in reports for note in report.notes)),
     )
 
 

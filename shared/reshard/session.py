@@ -13,7 +13,7 @@ Keys on the board, under `scope(engine, epoch)`:
     group/...             every rank       rendezvous of the private process group
     fault                 first writer     Fault: the culprit of the first failure
     a<attempt>/received/<group rank>    RankResult: this rank's bytes have arrived (or left)
-    a<attempt>/committed/<group rank>   RankResult: this engine rank serves the new version
+    a<attempt>/committed<trial>/<group rank>   RankResult: this engine rank serves the new version
 
 Control calls (`ConnectInfo`, `ReceiveInfo`, `CommitInfo`) travel as JSON through vLLM's own
 routes; every answer comes over the board, because an exception in a vLLM worker desynchronises
@@ -26,10 +26,11 @@ import msgspec
 
 from reshard.board import Invitation
 from reshard.dtypes import DType
-from reshard.layout.holding import RankLayout
+from reshard.layout.compact import CompactSide
 
 Transport = Literal["auto", "gloo", "nccl", "shm"]
 Install = Literal["staged", "in_place"]
+Share = Literal["snapshot", "live"]
 Verify = Literal["first", "always", "never"]
 
 
@@ -47,6 +48,20 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: DType
 
 
+class StoredAt(msgspec.Struct, frozen=True):
+    """A sealed version in a store, to be read by the engine's ranks themselves.
+
+    Attributes:
+        folder: of one run's versions, as every engine rank sees it.
+        version: which.
+        run_id: the run that wrote it.
+    """
+
+    folder: str
+    version: int
+    run_id: str
+
+
 class ConnectInfo(msgspec.Struct, frozen=True):
     """What an engine's ranks need to join a session.
 
@@ -61,10 +76,12 @@ class ConnectInfo(msgspec.Struct, frozen=True):
         transport: how bytes move.
         install: `staged` (shadow, all-or-nothing) or `in_place` (bounded memory).
         bucket_bytes: largest message, in bytes.
+        buffer_bytes: most memory that a rank may take beside its weights; None: no bound.
         deadline_seconds: bound of every wait of one phase.
         takeover: whether to replace another trainer's session.
         verify: in which refits both ends digest what went between them and compare: the first of a
             session, every one, or none.
+        stored: where the engine's ranks read the weights themselves; None: the trainer sends them.
     """
 
     run_id: str
@@ -80,6 +97,8 @@ class ConnectInfo(msgspec.Struct, frozen=True):
     deadline_seconds: float
     takeover: bool = False
     verify: Verify = "first"
+    buffer_bytes: int | None = None
+    stored: StoredAt | None = None
 
     def verifies(self, attempt: int) -> bool:
         """Whether attempt number `attempt` of the session is verified."""
@@ -105,12 +124,18 @@ class ReceiveInfo(msgspec.Struct, frozen=True):
 
 
 class CommitInfo(msgspec.Struct, frozen=True):
-    """Make the received version live; the engine is paused."""
+    """Make the received version live; the engine is paused.
+
+    Attributes:
+        run_id, epoch, attempt, version: as in `ReceiveInfo`.
+        trial: counts from 1; a rank that has committed already says so again.
+    """
 
     run_id: str
     epoch: int
     attempt: int
     version: int
+    trial: int = 1
 
 
 class EngineHello(msgspec.Struct, frozen=True):
@@ -118,7 +143,8 @@ class EngineHello(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: engine rank.
-        size: engine ranks, as the engine counts them.
+        size: engine ranks, as the engine counts them; one replica's where replicas do not know of
+            each other.
         host: host name.
         device: device type and identity (`"cpu"`, `"cuda:GPU-..."`).
         versions: of reshard, torch and vllm.
@@ -161,13 +187,15 @@ class LayoutReport(msgspec.Struct, frozen=True):
         classes: of an engine rank: its bytes by class.
         staging_bytes: extra memory that a refit takes on this rank, in bytes.
         host: identity of the machine (host name and boot id), to tell who shares memory.
+        notes: of an engine rank: what a refit leaves out or does beyond moving bytes, a line each.
     """
 
-    layout: RankLayout | None
+    layout: CompactSide | None
     faults: tuple[str, ...] = ()
     classes: ClassBytes = ClassBytes()
     staging_bytes: int = 0
     host: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class RankResult(msgspec.Struct, frozen=True):
@@ -177,6 +205,7 @@ class RankResult(msgspec.Struct, frozen=True):
         error: empty, or this rank's error text.
         seconds: by step of the phase.
         nbytes: wire bytes received (engine) or sent (trainer).
+        extra_bytes: memory that this rank took at most beside its weights, shadows included.
         digests: by peer: the digest of what went between this rank and that one; empty where the
             refit is not verified.
     """
@@ -184,6 +213,7 @@ class RankResult(msgspec.Struct, frozen=True):
     error: str = ""
     seconds: dict[str, float] = {}
     nbytes: int = 0
+    extra_bytes: int = 0
     digests: dict[int, int] = {}
 
 

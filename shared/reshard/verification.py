@@ -11,8 +11,11 @@ from reshard.digest import add, digest_region
 from reshard.ids import GroupRank
 from reshard.layout.boxes import missing
 from reshard.layout.region import Region
-from reshard.plan import Move
+from reshard.plan import Move, split_into_buckets
 from reshard.transport.places import Locate, part, torch_dtype
+
+_CHUNK_BYTES = 4 * 2**20
+"""Larger moves are digested in parts: a cast of them is made on the way."""
 
 Digests = Mapping[int, int]
 """By peer: the digest of everything between this rank and that one."""
@@ -32,7 +35,13 @@ def digest_moves(
         a digest by peer.
     """
     return {
-        int(peer): add(*(_digest(move, locate) for move in moves))
+        int(peer): add(
+            *(
+                _digest(move, locate)
+                for bucket in split_into_buckets(moves, _CHUNK_BYTES)
+                for move in bucket.moves
+            )
+        )
         for peer, moves in moves_by_peer.items()
     }
 

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from reshard.errors import WireError
+from reshard.errors import ReshardError, WireError
 
 MAX_MESSAGE_BYTES: Final = 256 * 2**20
 """Largest message that is decoded, in bytes."""
@@ -21,20 +21,23 @@ def encode(message: object) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def decode(raw: bytes, as_type: type[T], *, limit: int = MAX_MESSAGE_BYTES) -> T:
+def decode(raw: bytes, as_type: type[T], *, limit: int = MAX_MESSAGE_BYTES, sender: str = "") -> T:
     """The message in `raw`, validated as `as_type`.
 
     Args:
         raw: MessagePack bytes.
         as_type: a struct, dataclass or plain type.
         limit: largest accepted size, in bytes.
+        sender: whose message it is, for errors; empty where no single one is to blame.
 
     Raises:
         WireError: too large, malformed, or not an `as_type`.
     """
+    name = getattr(as_type, "__name__", str(as_type)) + (f" from {sender}" if sender else "")
     if len(raw) > limit:
-        raise WireError(f"a {as_type.__name__} of {len(raw)} bytes is over the limit of {limit}")
+        raise WireError(f"a {name}: {len(raw)} bytes are over the limit of {limit}")
     try:
         return msgspec.msgpack.decode(raw, type=as_type)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise WireError(f"malformed {as_type.__name__}: {error}") from error
+    except (msgspec.DecodeError, ValueError, ReshardError) as error:
+        # The last two: what values of ours refuse to be, such as a region of two ranks.
+        raise WireError(f"malformed {name}: {error}") from error

@@ -4,12 +4,13 @@ Two ranks share two cores, the model is tiny, and nothing is downloaded. An engi
 minute to start (imports), so tests share them: see `tests/engine/conftest.py`.
 """
 
+import os
 import re
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,6 +206,7 @@ def vllm_server(spec: EngineSpec, logs: Path) -> Iterator[VllmServer]:
         ):
             healthy = _wait_for_health(tree, client)
             if healthy:
+                _keep_to_one_cpu(tree)
                 yield VllmServer(f"http://127.0.0.1:{port}", spec, tree, client)
                 return
             taken = PORT_TAKEN in log.read_text(errors="replace").lower()
@@ -221,6 +223,18 @@ def _without_segments(log: Path) -> Iterator[None]:
         for name in set(re.findall(r"vllm_dist_\w+", log.read_text(errors="replace"))):
             for segment in Path("/dev/shm").glob(f"{name}*"):
                 segment.unlink(missing_ok=True)
+
+
+def _keep_to_one_cpu(tree: Started) -> None:
+    """Leave the other one to the trainer.
+
+    vLLM's ranks poll for a second after each call. On a machine of two CPUs they leave trainer
+    ranks less than a hundredth of them while requests come one after another: minutes pass.
+    """
+    first = min(os.sched_getaffinity(0))
+    for thread in (task for pid in tree.pids() for task in Path(f"/proc/{pid}/task").glob("*")):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), {first})
 
 
 def _wait_for_health(tree: Started, client: httpx.Client) -> bool:

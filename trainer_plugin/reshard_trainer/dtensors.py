@@ -3,7 +3,9 @@
 Coordinate space: trainer ranks, global regions. Not here: plain tensors, names.
 """
 
-from torch.distributed.tensor import DTensor
+from collections.abc import Sequence
+
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Partial
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 from torch.distributed.tensor.placement_types import Replicate as TorchReplicate
@@ -15,19 +17,23 @@ from reshard.layout.sharding import Mesh, Placement, Replicate, Shard, Sharding,
 from reshard_trainer.ensemble import Ensemble
 
 
-def sharding_of(tensor: DTensor, ensemble: Ensemble) -> Sharding:
-    """How `tensor` lies on the trainer's ranks.
+def sharding_of(
+    mesh: DeviceMesh,
+    placements: Sequence[TorchPlacement],
+    shape: tuple[int, ...],
+    ensemble: Ensemble,
+) -> Sharding:
+    """How a DTensor of that mesh, those placements and that shape lies on the trainer's ranks.
 
     Raises:
         LayoutError: a placement that holds no elements of the tensor (a partial sum), or a mesh
             with ranks outside the ensemble.
     """
-    mesh = tensor.device_mesh
     ranks = ensemble.trainer_ranks(mesh.mesh.flatten().tolist())
     axes = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
-    placements = tuple(map(_placement, tensor.placements))
-    sharding = Sharding(Mesh(tuple(mesh.mesh.shape), ranks, axes), placements, tuple(tensor.shape))
-    if any(isinstance(placement, StridedShard) for placement in placements):
+    known = tuple(map(_placement, placements))
+    sharding = Sharding(Mesh(tuple(mesh.mesh.shape), ranks, axes), known, shape)
+    if any(isinstance(placement, StridedShard) for placement in known):
         # FSDP2 over tensor parallelism: on uneven sizes its cuts are not what the placements say.
         return sharding.in_cut_order()
     return sharding

@@ -20,12 +20,22 @@ BACKEND: Final = "reshard"
 EXTENSION: Final = "reshard_vllm.WorkerExtension"
 _EXTENSIONS: Final = frozenset({EXTENSION, "reshard_vllm.extension.WorkerExtension"})
 
+FENCE_ROUTE: Final = "/reshard/fence"
+"""Of `reshard_vllm.FenceMiddleware`."""
+
 FLAG_HELP: Final = (
     f'start it with --weight-transfer-config \'{{"backend": "{BACKEND}"}}\' '
     f"(or with --worker-extension-cls {EXTENSION})"
 )
 
 Entry = Literal["backend", "extension"]
+
+InFlight = Literal["keep", "wait", "abort"]
+"""What becomes of running requests when the weights change.
+
+`keep`: they are held and go on, their version span is split. `wait`: they end first. `abort`: they
+are answered with the tokens so far; `reshard_trainer.rollouts` sends them again behind these.
+"""
 
 
 class HttpEngine:
@@ -36,12 +46,19 @@ class HttpEngine:
         host: host alone, to find the way there.
     """
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        in_flight: InFlight = "keep",
+    ) -> None:
         """Prepare; nothing is sent.
 
         Args:
             url: such as `http://127.0.0.1:8000`.
             headers: sent with every call, an API key for instance.
+            in_flight: what becomes of running requests when the weights change.
 
         Raises:
             EngineError: not a URL.
@@ -50,6 +67,7 @@ class HttpEngine:
         self.name = self._http.name
         self.host = self._http.host
         self._entry: Entry | None = None
+        self._in_flight = in_flight
 
     def __repr__(self) -> str:
         return f"HttpEngine({self.name!r})"
@@ -108,8 +126,9 @@ class HttpEngine:
             self._post("/update_weight_version", deadline, {"new_version": version})
 
     def pause(self, deadline: Deadline) -> None:
-        """Hold requests, keep their KV blocks: what becomes of those is a setting of the refit."""
-        self._http.ask("POST", "/pause", deadline, query={"mode": "keep", "clear_cache": "false"})
+        """Run nothing; what becomes of KV blocks is a setting of the refit."""
+        query = {"mode": self._in_flight, "clear_cache": "false"}
+        self._http.ask("POST", "/pause", deadline, query=query)
 
     def resume(self, deadline: Deadline) -> None:
         """Let requests run again."""
@@ -132,6 +151,21 @@ class HttpEngine:
             self._post("/shutdown_weight_transfer_engine", deadline)
         else:
             self._post("/collective_rpc", deadline, {"method": "refit_close"})
+
+    def fence(self, reason: str, deadline: Deadline) -> bool:
+        """Refuse requests through the server's middleware, if it was started with it."""
+        answer = self._http.call("POST", FENCE_ROUTE, deadline, body={"reason": reason})
+        if answer.status_code in (404, 405):
+            return False
+        if answer.is_error:
+            raise EngineError(
+                f"engine {self.name} answered {FENCE_ROUTE} with {answer.status_code}"
+            )
+        if reason:
+            # Held requests would wait for a refit that succeeds: end them.
+            query = {"mode": "abort", "clear_cache": "false"}
+            self._http.ask("POST", "/pause", deadline, query=query)
+        return True
 
     def close(self) -> None:
         """Drop the connections."""

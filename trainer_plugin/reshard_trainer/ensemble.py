@@ -1,7 +1,8 @@
 """The trainer's own ranks: who they are, and one broadcast to bring them together.
 
 Everything after that broadcast goes over the control board, so that no later step can be out of
-order with the trainer's own collectives. Not here: engines.
+order with the trainer's own collectives; but for factors of adapters, which a source gathers where
+all ranks have just agreed to be. Not here: engines.
 """
 
 from collections.abc import Sequence
@@ -90,17 +91,48 @@ class Ensemble:
         self._broadcast(carried, deadline)
         return bytes(carried.cpu().numpy().tobytes())
 
+    def all_gather(self, payload: bytes, deadline: Deadline) -> list[bytes]:
+        """What each rank gave, by trainer rank, on every rank.
+
+        Raises:
+            DeadlineExceeded: not all ranks came.
+        """
+        if self.size == 1:
+            return [payload]
+        device = self._device()
+        own = torch.tensor([len(payload)], dtype=torch.int64, device=device)
+        lengths = [int(length) for length in self._all_gather(own, deadline)]
+        if not max(lengths):
+            return [b""] * self.size
+        padded = bytearray(payload.ljust(max(lengths), b"\0"))
+        carried = torch.frombuffer(padded, dtype=torch.uint8).to(device)
+        parts = self._all_gather(carried, deadline)
+        return [
+            bytes(part[:length].cpu().numpy().tobytes())
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+
+    def _all_gather(self, tensor: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        work = dist.all_gather(parts, tensor, group=self.group, async_op=True)
+        what = f"not all {self.size} trainer ranks came to bring merged weights up to date"
+        self._wait(work, deadline, what)
+        return parts
+
     def _broadcast(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         work = dist.broadcast(tensor, group=self.group, group_src=0, async_op=True)
+        what = f"not all {self.size} trainer ranks called reshard_trainer.attach"
+        self._wait(work, deadline, what)
+
+    def _wait(self, work: dist.Work | None, deadline: Deadline, what: str) -> None:
         if work is None:
             return
         try:
             work.wait(timedelta(seconds=max(0.001, deadline.remaining())))
         except RuntimeError as error:
             raise DeadlineExceeded(
-                f"trainer rank {self.rank}: not all {self.size} trainer ranks called "
-                f"reshard_trainer.attach within {deadline.seconds:g} s (call it on every rank): "
-                f"{error}"
+                f"trainer rank {self.rank}: {what} within {deadline.seconds:g} s (call it on every "
+                f"rank): {error}"
             ) from error
 
     def _device(self) -> torch.device:

@@ -7,15 +7,17 @@ calls (`pilot.py`), the bytes (`session.py`).
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from reshard.board import Deadline
 from reshard.errors import DeadlineExceeded, ReshardError
 from reshard.ids import PolicyVersion
+from reshard.layout.side import alike
+from reshard.plan import TransferPlan
 from reshard.session import ConnectInfo, ReceiveInfo, attempt_scope, scope
 from reshard.wire import decode, encode
-from reshard_trainer.census import Holdings
+from reshard_trainer.census import Holdings, Standing
 from reshard_trainer.pilot import Pilot
 from reshard_trainer.reports import EngineReport
 from reshard_trainer.run import TrainerRun
@@ -23,6 +25,23 @@ from reshard_trainer.session import Session, open_session
 from reshard_trainer.verdicts import REPORT_SECONDS, ErrorRecord, Verdict, write_fault
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A refit that has begun.
+
+    Attributes:
+        deadline: for the bytes.
+        kept: whether the weights may change already.
+        failure: of this rank; the refit fails on all.
+        over: how it ended, where it did before it began.
+    """
+
+    deadline: Deadline = field(default_factory=lambda: Deadline.after(0))
+    kept: bool = False
+    failure: Exception | None = None
+    over: Verdict | None = None
 
 
 class EngineLink:
@@ -49,8 +68,24 @@ class EngineLink:
         self._layout_digest = ""
         self._connect_seconds = 0.0
 
+    @property
+    def standing(self) -> Standing:
+        """How far this rank has come with the engine."""
+        return Standing(self._epoch, self._attempt, self._session is not None)
+
+    def align(self, standings: Sequence[Standing]) -> None:
+        """Begin anew where trainer ranks have come differently far.
+
+        A rank that missed a step (it hung, and the others went on) would count sessions otherwise
+        than they do from then on, and meet them nowhere.
+        """
+        if len(set(standings)) > 1:
+            self._leave()
+            self._epoch = max(standing.epoch for standing in standings)
+
     def connect(self, holdings: Holdings) -> Verdict:
         """Open a session for these holdings, unless it is open already."""
+        self._connect_seconds = 0.0
         if self._session is not None and self._layout_digest == holdings.digest:
             return Verdict()
         self._leave()
@@ -63,15 +98,41 @@ class EngineLink:
         self._layout_digest = holdings.digest
         return verdict
 
-    def refit(self, version: PolicyVersion, holdings: Holdings) -> Verdict:
-        """Bring the engine to `version`, the trainer's weights as they are now."""
-        self._connect_seconds = 0.0
-        verdict = self.connect(holdings)
-        if verdict.error is not None:
-            return verdict
+    def stage(self, connected: Verdict) -> Staged:
+        """Begin a refit: have the trainer's weights, as they are now, kept for the engine.
+
+        Args:
+            connected: how `connect` ended.
+        """
+        if connected.error is not None:
+            return Staged(over=connected)
+        assert self._session is not None
         self._attempt += 1
+        deadline = Deadline.after(self._run.settings.deadline_seconds)
+        try:
+            kept = self._session.stage(self._attempt, deadline)
+        except Exception as error:
+            return Staged(deadline, failure=error)
+        return Staged(deadline, kept=kept)
+
+    def complete(
+        self, version: PolicyVersion, staged: Staged, release: Callable[[], None]
+    ) -> Verdict:
+        """Bring the engine to what was staged, as `version`; may run beside the training.
+
+        Args:
+            version: of the staged weights.
+            staged: what `stage` returned.
+            release: called once the weights may change, at the latest when this returns.
+        """
+        if staged.over is not None:
+            release()
+            return staged.over
         key = f"{attempt_scope(self.name, self._epoch, self._attempt)}/refit"
-        return self._together(key, lambda: self._transfer(version, key))
+        try:
+            return self._together(key, lambda: self._transfer(version, key, staged, release))
+        finally:
+            release()
 
     def close(self) -> None:
         """Leave the session; on rank 0, have the engine leave it, too."""
@@ -92,7 +153,7 @@ class EngineLink:
             )
             failure = error
         if self._pilot is not None:
-            verdict = self._judge(self._pilot, failure, report)
+            verdict = self._judge(self._pilot, key, failure, report)
             self._tell(key, verdict)
         else:
             verdict = self._hear(key, failure)
@@ -103,14 +164,19 @@ class EngineLink:
         return verdict
 
     def _judge(
-        self, pilot: Pilot, failure: BaseException | None, report: EngineReport | None
+        self,
+        pilot: Pilot,
+        key: str,
+        failure: BaseException | None,
+        report: EngineReport | None,
     ) -> Verdict:
         """Rank 0: how the step ended, and how the engine was left."""
         if failure is None:
             return Verdict(report=report)
         if not isinstance(failure, ReshardError):
             logger.error("refit of engine %s failed", self.name, exc_info=failure)
-        return Verdict(ErrorRecord.of(pilot.explain(failure)), pilot.abandon())
+        record = ErrorRecord.of_rank(pilot.explain(failure), 0, key.rpartition("/")[2])
+        return Verdict(record, pilot.abandon())
 
     def _tell(self, key: str, verdict: Verdict) -> None:
         try:
@@ -121,14 +187,16 @@ class EngineLink:
     def _hear(self, key: str, failure: BaseException | None) -> Verdict:
         """Any other rank: what rank 0 says; one's own failure only if it says nothing."""
         # Rank 0 may take one deadline to connect or receive, one to commit, and tidies up after.
-        patience = Deadline.after(2 * self._run.settings.deadline_seconds + 60)
+        patience = Deadline.after(self._run.settings.patience_seconds)
         try:
             verdict = decode(self._run.board.get(key, patience), Verdict)
         except ReshardError as error:
             silence = DeadlineExceeded(
                 f"trainer rank 0 did not say how the refit of {self.name} ended: {error}"
             )
-            return Verdict(ErrorRecord.of(failure or silence), "unknown")
+            phase = key.rpartition("/")[2]
+            record = ErrorRecord.of_rank(failure or silence, self._run.rank, phase)
+            return Verdict(record, "unknown")
         if failure is not None and verdict.error is None:
             logger.warning(
                 "trainer rank %d failed where others went on: %s", self._run.rank, failure
@@ -148,9 +216,24 @@ class EngineLink:
             board.put(f"{prefix}/specs", encode(holdings.specs), deadline)
             board.put(f"{prefix}/session", encode(info), deadline)
             self._pilot.connect(info, deadline)
-        self._session = open_session(board, info, rank, self._run.source, deadline)
+        self._session = open_session(
+            board,
+            info,
+            rank,
+            self._run.source,
+            self._run.settings.share,
+            deadline,
+            keeps=self._run.settings.keeps,
+        )
         if self._pilot is not None:
             self._pilot.settle(deadline)
+            logger.info(
+                "engine %s: a refit (%s) takes %s bytes beside the weights on its ranks",
+                self.name,
+                info.install,
+                ", ".join(map(str, self._session.joined.world.staging_bytes)),
+            )
+            _warn_of_rounding(self.name, self._session.joined.plan)
             if self._epoch > 2:
                 board.delete_prefix(f"{scope(self.name, self._epoch - 2)}/")
 
@@ -168,18 +251,27 @@ class EngineLink:
             transport=settings.transport,
             install=settings.install,
             bucket_bytes=settings.bucket_bytes,
+            buffer_bytes=settings.buffer_bytes,
             deadline_seconds=settings.deadline_seconds,
             takeover=settings.takeover,
             verify=settings.verify,
+            stored=settings.stored,
         )
 
-    def _transfer(self, version: PolicyVersion, verdict_key: str) -> EngineReport | None:
+    def _transfer(
+        self,
+        version: PolicyVersion,
+        verdict_key: str,
+        staged: Staged,
+        release: Callable[[], None],
+    ) -> EngineReport | None:
         """One refit: start the engine, exchange, have it commit; the report, on rank 0."""
-        session = self._session
+        if staged.failure is not None:
+            raise staged.failure
+        session, deadline = self._session, staged.deadline
         assert session is not None
         board = self._run.board
         prefix = attempt_scope(self.name, self._epoch, self._attempt)
-        deadline = Deadline.after(self._run.settings.deadline_seconds)
         order = ReceiveInfo(
             self._run.run_id, self._epoch, self._attempt, version, session.joined.plan.digest
         )
@@ -187,12 +279,12 @@ class EngineLink:
             key, raw = board.get_any([f"{prefix}/go", verdict_key], deadline)
             if key == verdict_key:
                 decode(raw, Verdict).raise_error()
-            session.exchange(self._attempt, deadline)
+            session.exchange(self._attempt, deadline, release)
             return None
         self._pilot.begin(session.info, order, deadline)
         board.put(f"{prefix}/go", b"", deadline)
         start = time.perf_counter()
-        exchanged = session.exchange(self._attempt, deadline)
+        exchanged = session.exchange(self._attempt, deadline, release)
         self._pilot.seconds["transfer"] = time.perf_counter() - start
         settings = self._run.settings
         commit_deadline = Deadline.after(settings.deadline_seconds)
@@ -201,9 +293,26 @@ class EngineLink:
             board.delete_prefix(f"{attempt_scope(self.name, self._epoch, self._attempt - 2)}/")
         report = session.report(version, exchanged)
         seconds = {"connect": self._connect_seconds, **self._pilot.seconds, **report.seconds}
-        return replace(report, seconds=seconds)
+        return replace(report, seconds=seconds, pause_seconds=self._pilot.pause_seconds)
 
     def _leave(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def _warn_of_rounding(engine: str, plan: TransferPlan) -> None:
+    """fp32 loses its last bits in bf16, as everybody knows; that fp16 loses three is a surprise."""
+    lossy = sorted(
+        name
+        for each in plan.classes
+        if (each.source_dtype, each.wire_dtype) == ("float16", "bfloat16")
+        for name in each.names
+    )
+    if lossy:
+        logger.warning(
+            "engine %s computes in bfloat16, the trainer holds float16: rounding costs three bits "
+            "of %s; train in bfloat16 or float32, or start the engine with --dtype float16",
+            engine,
+            alike(lossy),
+        )

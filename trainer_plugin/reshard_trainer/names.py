@@ -1,6 +1,6 @@
 """Canonical names: what a checkpoint calls a tensor, whatever the trainer has wrapped around it.
 
-Coordinate space: names alone. Not here: which tensors a model has (`sources.py`).
+Coordinate space: names alone. Not here: which tensors a model has (`sources/`).
 """
 
 from collections import defaultdict
@@ -27,6 +27,27 @@ def strip_wrappers(name: str) -> str:
     """
     *path, last = name.split(".")
     return ".".join([*(part for part in path if part not in WRAPPERS), last])
+
+
+def global_names(**first: int) -> Rename:
+    """For a rank with a part of the layers or experts, which it numbers from zero.
+
+    Args:
+        first: by the name of a module list, the global number of the rank's first module; a rank
+            of the second of two stages of 16 layers has `layers=16`.
+
+    >>> global_names(layers=16, experts=4)("module.model.layers.0.mlp.experts.1.up_proj.weight")
+    'model.layers.16.mlp.experts.5.up_proj.weight'
+    """
+
+    def rename(name: str) -> str:
+        parts = strip_wrappers(name).split(".")
+        for at in range(1, len(parts)):
+            if parts[at - 1] in first and parts[at].isdecimal():
+                parts[at] = str(int(parts[at]) + first[parts[at - 1]])
+        return ".".join(parts)
+
+    return rename
 
 
 def canonical_names(names: Iterable[str], rename: Rename = strip_wrappers) -> dict[str, FQN]:

@@ -23,11 +23,16 @@ class EngineReport:
         error: empty, or why it did not get the version.
         state: what it does now.
         seconds: by phase; `transfer/...` are the slowest rank's.
+        pause_seconds: how long the engine generated nothing.
         received_bytes: by engine rank, counted there.
+        extra_bytes: by group rank, trainer ranks first: memory that its tensors took at most beside
+            the weights; kept from refit to refit.
         redundancy: bytes received over bytes needed; 1.0 is exact.
         direct_bytes, repacked_bytes, computed_bytes: needed bytes by class of destination, summed
             over the engine's ranks.
         plan_digest: of the plan that brought them.
+        notes: what its ranks want people to know: a draft model that stays as it was, parameters
+            made of constants where no tensor is published, tensors that travel whole.
     """
 
     engine: str
@@ -35,12 +40,15 @@ class EngineReport:
     error: str = ""
     state: EngineState = "serving"
     seconds: Mapping[str, float] = field(default_factory=dict)
+    pause_seconds: float = 0.0
     received_bytes: tuple[int, ...] = ()
+    extra_bytes: tuple[int, ...] = ()
     redundancy: float = 1.0
     direct_bytes: int = 0
     repacked_bytes: int = 0
     computed_bytes: int = 0
     plan_digest: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +59,13 @@ class RefitReport:
         version: the policy version that was published.
         total_seconds: from the end of the optimizer's step until it was done, on this rank.
         engines: each engine's part, by name.
+        stall_seconds: how long it held up the training on this rank.
     """
 
     version: PolicyVersion
     total_seconds: float
     engines: Mapping[str, EngineReport]
+    stall_seconds: float = 0.0
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ Not here: who opens it and when (`link.py`), the engine's control calls (`pilot.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,16 +15,20 @@ from reshard.errors import DigestMismatch, PeerError, ReshardError
 from reshard.hosts import host_identity
 from reshard.ids import GroupRank, PolicyVersion
 from reshard.joining import Joined, join
+from reshard.layout.compact import CompactSide
 from reshard.layout.holding import RankLayout
 from reshard.layout.region import Region
 from reshard.plan import Move
-from reshard.session import ConnectInfo, LayoutReport, RankResult, attempt_scope, scope
+from reshard.session import ConnectInfo, LayoutReport, RankResult, Share, attempt_scope, scope
+from reshard.transport.bounds import Bound
 from reshard.transport.choice import MixedExchange, open_exchange
 from reshard.transport.group import RefitGroup, open_group
+from reshard.transport.stored import StoredExchange
 from reshard.verification import digest_moves, mismatches
 from reshard.wire import decode, encode
+from reshard_trainer.kept import Kept
 from reshard_trainer.reports import EngineReport
-from reshard_trainer.sources import WeightSource
+from reshard_trainer.sources import WeightSource, views
 
 _RESULT_SECONDS = 5.0
 """How long ranks tell each other how an exchange went whose deadline has passed."""
@@ -44,6 +48,8 @@ class Session:
         group: private, between trainer and engine.
         rank: of this process.
         source: this rank's weights.
+        share: what readers on this host see.
+        keeps: whether what the weights themselves would be read for is copied first.
     """
 
     info: ConnectInfo
@@ -52,16 +58,52 @@ class Session:
     group: RefitGroup
     rank: GroupRank
     source: WeightSource
-    _exchange: MixedExchange | None = field(default=None, init=False)
+    share: Share
+    keeps: bool = False
+    _kept: Kept | None = field(default=None, init=False)
+    _exchange: MixedExchange | StoredExchange | None = field(default=None, init=False)
     _moves: int = field(default=-1, init=False)
+    _reads_kept: bool = field(default=False, init=False)
 
-    def exchange(self, attempt: int, deadline: Deadline) -> Results:
-        """Send this rank's part, and hear how it went on every rank.
+    def stage(self, attempt: int, deadline: Deadline) -> bool:
+        """Show the present values to readers on this host.
+
+        Returns:
+            whether the weights may change before `exchange` has called `release`.
+
+        Raises:
+            ReshardError: this rank failed; the others are told.
+        """
+        exchange = self.prepare()
+        exchange.stage(deadline, attempt)
+        if exchange.snapshots and not self.info.verifies(attempt):
+            return True
+        if not self.keeps:
+            return False
+        if self._kept is None:
+            sends = self.joined.plan.for_rank(self.rank).sends
+            moves = [move for each in sends.values() for move in each]
+            self._kept = Kept(moves, self._weights, self.source.device)
+        self._kept.refresh()
+        self._reads_kept = True
+        return True
+
+    def exchange(self, attempt: int, deadline: Deadline, release: Callable[[], None]) -> Results:
+        """Send this rank's staged part, and hear how it went on every rank.
+
+        Args:
+            attempt: number of the refit.
+            deadline: for the bytes.
+            release: called once this rank's weights may change.
 
         Raises:
             ReshardError: it failed somewhere; lists every rank's error.
         """
-        own = self._run_exchange(attempt, deadline)
+        try:
+            own = self._run_exchange(attempt, deadline)
+        finally:
+            self._reads_kept = False
+            release()
         info = self.info
         prefix = f"{attempt_scope(info.engine, info.epoch, attempt)}/received"
         ranks = range(info.trainer_size + info.engine_size)
@@ -79,7 +121,9 @@ class Session:
             )
         except ReshardError as error:
             raise PeerError(str(error), self._told(prefix, ranks)) from error
-        results = {rank: decode(raw, RankResult) for rank, raw in answers.items()}
+        results = {
+            r: decode(raw, RankResult, sender=self.group.name(r)) for r, raw in answers.items()
+        }
         if faults := self._faults(results):
             raise PeerError("the new weights did not arrive whole", faults)
         digests = {rank: result.digests for rank, result in results.items()}
@@ -106,11 +150,13 @@ class Session:
             received_bytes=tuple(
                 results[first + rank].nbytes for rank in range(self.info.engine_size)
             ),
+            extra_bytes=tuple(results[rank].extra_bytes for rank in sorted(results)),
             redundancy=self.joined.plan.redundancy,
             direct_bytes=sum(each.direct for each in classes),
             repacked_bytes=sum(each.repacked for each in classes),
             computed_bytes=sum(each.computed for each in classes),
             plan_digest=self.joined.plan.digest,
+            notes=self.joined.world.notes,
         )
 
     def close(self) -> None:
@@ -119,6 +165,7 @@ class Session:
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
+        self._kept = None
 
     def _told(self, prefix: str, ranks: Sequence[int]) -> list[str]:
         """The errors of those ranks that have said something."""
@@ -136,8 +183,12 @@ class Session:
             if result.error
         ]
 
-    def _run_exchange(self, attempt: int, deadline: Deadline) -> RankResult:
-        if self._exchange is None or self._moves != self.source.moves:
+    def prepare(self) -> MixedExchange | StoredExchange:
+        """The session's exchange; another where storages have moved."""
+        if self.info.stored is not None:
+            plan = self.joined.plan.for_rank(self.rank)
+            self._exchange = StoredExchange(self.info.stored, plan, _nothing_to_write)
+        elif self._exchange is None or self._moves != self.source.moves:
             if self._exchange is not None:
                 self._exchange.close()
             self._exchange = open_exchange(
@@ -148,10 +199,17 @@ class Session:
                 bucket_bytes=self.info.bucket_bytes,
                 transport=self.info.transport,
                 hosts=self.joined.world.hosts,
+                share=self.share,
+                bound=Bound(self.info.buffer_bytes, self.joined.plan.sent_bytes),
             )
             self._moves = self.source.moves
+            self._kept = None
+        return self._exchange
+
+    def _run_exchange(self, attempt: int, deadline: Deadline) -> RankResult:
+        assert self._exchange is not None
         try:
-            report = self._exchange.run(deadline, attempt)
+            report = self._exchange.complete(deadline, attempt)
         except ReshardError as error:
             return RankResult(error=str(error))
         digests = {}
@@ -160,19 +218,21 @@ class Session:
             start = time.perf_counter()
             digests = digest_moves(self.joined.plan.for_rank(self.rank).sends, self._read)
             seconds["verify"] = time.perf_counter() - start
-        return RankResult(seconds=seconds, nbytes=sum(report.sent_bytes.values()), digests=digests)
+        return RankResult(
+            seconds=seconds,
+            nbytes=sum(report.sent_bytes.values()),
+            extra_bytes=report.peak_extra_bytes + (self._kept.nbytes if self._kept else 0),
+            digests=digests,
+        )
 
     def _read(self, move: Move) -> list[tuple[Region, torch.Tensor]]:
-        """The local views that hold a region, without gradients."""
-        return [
-            (
-                piece.region,
-                self.source.storage(piece.storage).as_strided(
-                    piece.view.shape, piece.view.stride, piece.view.offset
-                ),
-            )
-            for piece in self.source.table.cut(move.name, move.region)
-        ]
+        if self._reads_kept:
+            assert self._kept is not None
+            return self._kept.read(move)
+        return self._weights(move)
+
+    def _weights(self, move: Move) -> list[tuple[Region, torch.Tensor]]:
+        return views(self.source, move.name, move.region)
 
 
 def open_session(
@@ -180,7 +240,10 @@ def open_session(
     info: ConnectInfo,
     rank: GroupRank,
     source: WeightSource,
+    share: Share,
     deadline: Deadline,
+    *,
+    keeps: bool = False,
 ) -> Session:
     """Describe this rank, share the plan, open the group; all trainer ranks succeed, or none.
 
@@ -188,7 +251,9 @@ def open_session(
         ReshardError: as of `join`, `open_group` and `agree`.
     """
     prefix = scope(info.engine, info.epoch)
-    report = LayoutReport(RankLayout(rank, source.layout()), host=host_identity())
+    report = LayoutReport(
+        CompactSide.of_rank(RankLayout(rank, source.layout())), host=host_identity()
+    )
     joined = join(board, info, rank, report, deadline)
     group = open_group(
         board,
@@ -200,7 +265,10 @@ def open_session(
         deadline,
         trainer_size=info.trainer_size,
     )
+    session = Session(info, joined, board, group, rank, source, share, keeps)
     try:
+        # Touches no memory yet, but finds out what this transport cannot do.
+        session.prepare()
         agree(
             board,
             f"{prefix}/opened",
@@ -211,9 +279,9 @@ def open_session(
             trainer_size=info.trainer_size,
         )
     except BaseException:
-        group.close()
+        session.close()
         raise
-    return Session(info, joined, board, group, rank, source)
+    return session
 
 
 def _nothing_to_write(move: Move) -> list[tuple[Region, torch.Tensor]]:

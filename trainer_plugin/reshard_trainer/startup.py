@@ -16,6 +16,7 @@ import msgspec
 from reshard.agreement import gather
 from reshard.board import BoardClient, BoardServer, Deadline, Invitation
 from reshard.board.addresses import local_address_towards
+from reshard.board.client import LOST_SECONDS
 from reshard.engine_control import EngineControl
 from reshard.errors import EngineError, ReshardError
 from reshard.ids import GroupRank, PolicyVersion
@@ -112,7 +113,8 @@ def start(request: Request, ensemble: Ensemble, make: Callable[[], WeightSource]
         if welcome.error is not None:
             raise welcome.error.error()
         assert welcome.invitation is not None
-        opened.board = board = BoardClient(welcome.invitation, deadline)
+        lost = min(LOST_SECONDS, welcome.settings.deadline_seconds)
+        opened.board = board = BoardClient(welcome.invitation, deadline, lost_seconds=lost)
         source = make_source(board, ensemble.rank, ensemble.size, make, deadline)
     except BaseException:
         opened.close()
@@ -155,10 +157,13 @@ class Opened:
         for control in self.owned:
             control.close()
         if self.board is not None:
-            others = range(1, self.size) if self.rank == 0 else ()
             patience = Deadline.after(_CLOSE_SECONDS)
             try:
-                gather(self.board, "trainer/left", self.rank, others, b"", patience)
+                if self.rank == 0:
+                    gather(self.board, "trainer/left", 0, range(1, self.size), b"", patience)
+                else:
+                    # And nothing more: rank 0 may take the board away as soon as it is there.
+                    self.board.put(f"trainer/left/{self.rank}", b"", patience)
             except ReshardError as error:
                 logger.warning("trainer rank %d leaves alone: %s", self.rank, error)
             self.board.close()

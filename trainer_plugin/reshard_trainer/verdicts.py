@@ -5,6 +5,7 @@ with the same error. Not here: what the steps are (`link.py`).
 """
 
 import logging
+from collections.abc import Mapping
 from typing import NoReturn
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from reshard import errors
 from reshard.agreement import report_fault
 from reshard.board import BoardClient, Deadline
-from reshard.errors import ReshardError
+from reshard.errors import LayoutError, PeerError, ReshardError
 from reshard.session import Fault
 from reshard_trainer.reports import EngineReport, EngineState
 
@@ -42,6 +43,14 @@ class ErrorRecord(msgspec.Struct, frozen=True):
             return cls(type(error).__name__, str(error), error.faults)
         return cls(ReshardError.__name__, f"{type(error).__name__}: {error}")
 
+    @classmethod
+    def of_rank(cls, error: BaseException, rank: int, phase: str) -> "ErrorRecord":
+        """The record of what one trainer rank raised: our own errors say where, others do not."""
+        if isinstance(error, ReshardError):
+            return cls.of(error)
+        text = f"trainer rank {rank} failed in phase {phase}: {type(error).__name__}: {error}"
+        return cls(ReshardError.__name__, text)
+
     def error(self) -> ReshardError:
         """The error again."""
         kind = getattr(errors, self.kind, ReshardError)
@@ -66,6 +75,20 @@ class Verdict(msgspec.Struct, frozen=True):
     def raise_error(self) -> NoReturn:
         """Raise the error of a step that ended before this rank had a part in it."""
         raise self.error.error() if self.error else ReshardError("a step ended before it began")
+
+
+def raise_errors(errors_by_rank: Mapping[int, ErrorRecord]) -> None:
+    """Raise one error for those of all trainer ranks, if any: the same on each of them."""
+    if not errors_by_rank:
+        return
+    faults = [
+        f"trainer rank {rank}: {line}"
+        for rank, error in sorted(errors_by_rank.items())
+        for line in error.faults or (error.text,)
+    ]
+    same_kind = {error.kind for error in errors_by_rank.values()} == {LayoutError.__name__}
+    kind: type[ReshardError] = LayoutError if same_kind else PeerError
+    raise kind("the trainer's weights cannot be published; nothing was sent", faults)
 
 
 def write_fault(

@@ -4,12 +4,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reshard_vllm.extension import WorkerExtension
+    from reshard_vllm.fence import FenceMiddleware
 
-__all__ = ["WorkerExtension"]
+__all__ = ["FenceMiddleware", "WorkerExtension"]
 
 
 def __getattr__(name: str) -> object:
-    """`WorkerExtension`, imported when asked for: the plugin entry point must stay cheap."""
+    """What is imported when asked for: the plugin entry point must stay cheap."""
+    if name == "FenceMiddleware":
+        from reshard_vllm.fence import FenceMiddleware
+
+        return FenceMiddleware
     if name == "WorkerExtension":
         from reshard_vllm.extension import WorkerExtension
 

@@ -44,9 +44,15 @@ class Attempt:
         self._raise_fence = raise_fence
         self._deadline = Deadline.after(session.info.deadline_seconds)
         self._received = False
+        self._committed = False
         self._thread = threading.Thread(
             target=self._run, name=f"reshard-receive-v{info.version}", daemon=True
         )
+
+    @property
+    def received(self) -> bool:
+        """Whether the version has arrived whole on all ranks."""
+        return self._received
 
     def start(self) -> None:
         """Start receiving; returns at once."""
@@ -69,6 +75,8 @@ class Attempt:
     def commit(self) -> str:
         """Make the received version live on this rank; the error text, or empty."""
         self._thread.join(max(0.0, self._deadline.remaining()))
+        if self._committed:
+            return ""
         if not self._received:
             return f"version {self.info.version} has not arrived whole"
         self._raise_fence(self._torn_text())
@@ -78,6 +86,7 @@ class Attempt:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         self.commit_seconds["commit"] = time.perf_counter() - start
+        self._committed = True
         return ""
 
     def _torn_text(self) -> str:
@@ -90,7 +99,7 @@ class Attempt:
         session = self._session
         prefix = attempt_scope(session.info.engine, session.info.epoch, self.info.attempt)
         ranks = range(session.info.trainer_size + session.info.engine_size)
-        result = self._receive()
+        result = self._guarded_receive()
         # A rank that waited in vain still has to say so.
         after = Deadline.after(max(self._deadline.remaining(), _RESULT_SECONDS))
         try:
@@ -103,11 +112,11 @@ class Attempt:
                 after,
                 trainer_size=session.info.trainer_size,
             )
+            results = {rank: decode(raw, RankResult) for rank, raw in answers.items()}
         except ReshardError:
             # The trainer sees the same failure and does not ask for a commit.
             logger.exception("reshard: attempt %d was not received by all", self.info.attempt)
             return
-        results = {rank: decode(raw, RankResult) for rank, raw in answers.items()}
         digests = {rank: result.digests for rank, result in results.items()}
         wrong = mismatches(digests, session.info.trainer_size)
         self._received = not wrong and not any(result.error for result in results.values())
@@ -116,9 +125,17 @@ class Attempt:
         held = self._joined.plan.digest
         if self.info.plan_digest != held:
             raise DigestMismatch(f"plan {held} here, {self.info.plan_digest} asked for")
-        self._installer.begin()
         if self._session.info.install == "in_place":
             self._raise_fence(self._torn_text())
+        self._installer.begin()
+
+    def _guarded_receive(self) -> RankResult:
+        """As `_receive`; what nobody foresaw is told to all ranks, too."""
+        try:
+            return self._receive()
+        except Exception as error:
+            logger.exception("reshard: attempt %d failed", self.info.attempt)
+            return RankResult(error=f"{type(error).__name__}: {error}")
 
     def _receive(self) -> RankResult:
         try:
@@ -140,5 +157,8 @@ class Attempt:
             digests = digest_moves(plan.receives, self._session.places)
             seconds["verify"] = time.perf_counter() - start
         return RankResult(
-            seconds=seconds, nbytes=sum(report.received_bytes.values()), digests=digests
+            seconds=seconds,
+            nbytes=sum(report.received_bytes.values()),
+            extra_bytes=report.peak_extra_bytes + self._installer.staging_bytes,
+            digests=digests,
         )

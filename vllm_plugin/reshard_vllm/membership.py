@@ -15,10 +15,12 @@ from reshard.errors import ReshardError
 from reshard.hosts import host_identity
 from reshard.ids import GroupRank
 from reshard.joining import Joined, join
+from reshard.layout.compact import CompactSide
 from reshard.layout.holding import RankLayout
 from reshard.layout.region import Region
 from reshard.plan import Move
 from reshard.session import (
+    CommitInfo,
     ConnectInfo,
     EngineHello,
     Fault,
@@ -28,8 +30,10 @@ from reshard.session import (
     attempt_scope,
     scope,
 )
+from reshard.transport.bounds import Bound
 from reshard.transport.choice import MixedExchange, open_exchange
 from reshard.transport.group import RefitGroup, open_group
+from reshard.transport.stored import StoredExchange
 from reshard.wire import decode, encode
 from reshard_vllm.target import Installer, Target
 
@@ -56,7 +60,7 @@ class Membership:
         self.rank = GroupRank(info.trainer_size + target.rank)
         self.joined: Joined | None = None
         self.installer: Installer | None = None
-        self.exchange: MixedExchange | None = None
+        self.exchange: MixedExchange | StoredExchange | None = None
         self.group: RefitGroup | None = None
         self._target = target
         self._prefix = scope(info.engine, info.epoch)
@@ -99,7 +103,7 @@ class Membership:
                 f"{self._prefix}/group",
                 self.rank,
                 self.info.trainer_size + self.info.engine_size,
-                self._target.device,
+                self._target.device if self.info.stored is None else torch.device("cpu"),
                 self.info.host,
                 deadline,
                 trainer_size=self.info.trainer_size,
@@ -107,6 +111,10 @@ class Membership:
         except ReshardError as error:
             self.report_fault("bootstrap", str(error))
             raise
+        if self.info.stored is not None:
+            plan = self.joined.plan.for_rank(self.rank)
+            self.exchange = StoredExchange(self.info.stored, plan, self.places)
+            return
         self.exchange = open_exchange(
             self.group,
             self.joined.plan.for_rank(self.rank),
@@ -115,11 +123,12 @@ class Membership:
             bucket_bytes=self.info.bucket_bytes,
             transport=self.info.transport,
             hosts=self.joined.world.hosts,
+            bound=Bound(self.info.buffer_bytes, self.joined.plan.sent_bytes),
         )
 
     def _describe(self, deadline: Deadline) -> LayoutReport:
         """What this rank needs; every failure becomes a fault that all ranks will show."""
-        if self._target.size != self.info.engine_size:
+        if self.info.engine_size % self._target.size:
             return LayoutReport(
                 layout=None,
                 faults=(
@@ -138,18 +147,30 @@ class Membership:
             return LayoutReport(layout=None, faults=(f"{type(error).__name__}: {error}",))
         if installer.faults:
             return LayoutReport(layout=None, faults=tuple(installer.faults))
+        bound = self.info.buffer_bytes
+        if bound is not None and installer.staging_bytes > bound:
+            return LayoutReport(
+                layout=None,
+                faults=(
+                    f"layers that vLLM repacks take {installer.staging_bytes} bytes beside the "
+                    f"weights; buffer_bytes allows {bound}",
+                ),
+            )
         self.installer = installer
         return LayoutReport(
-            layout=RankLayout(self.rank, installer.needs()),
+            layout=CompactSide.of_rank(RankLayout(self.rank, installer.needs())),
             classes=installer.classes,
             staging_bytes=installer.staging_bytes,
             host=host_identity(),
+            notes=tuple(installer.notes),
         )
 
     def trainer_answers(self) -> bool:
         """Whether the trainer that opened this session still serves its board."""
         try:
-            self.board.peek(f"{self._prefix}/specs", Deadline.after(_PROBE_SECONDS))
+            # A part of the time that the next trainer gives this rank to join.
+            seconds = min(_PROBE_SECONDS, self.info.deadline_seconds / 3)
+            self.board.peek(f"{self._prefix}/specs", Deadline.after(seconds))
         except ReshardError:
             return False
         return True
@@ -159,11 +180,11 @@ class Membership:
         fault = Fault(rank=self.rank, phase=phase, text=text)
         report_fault(self.board, self._prefix, fault, Deadline.after(_PROBE_SECONDS))
 
-    def report_commit(self, attempt: int, error: str, seconds: dict[str, float]) -> None:
+    def report_commit(self, commit: CommitInfo, error: str, seconds: dict[str, float]) -> None:
         """Put the outcome of a commit on the board."""
-        prefix = attempt_scope(self.info.engine, self.info.epoch, attempt)
+        prefix = attempt_scope(self.info.engine, self.info.epoch, commit.attempt)
         result = RankResult(error=error, seconds=seconds)
-        self.board.put(f"{prefix}/committed/{self.rank}", encode(result))
+        self.board.put(f"{prefix}/committed{commit.trial}/{self.rank}", encode(result))
 
     def close(self) -> None:
         """Drop the group, waking whoever waits on it, and the connection to the board."""

@@ -5,12 +5,14 @@ No public method raises. An exception in a vLLM worker leaves later replies out 
 Not here: vLLM (`engine.py`, `extension.py`), where the bytes land (`install`).
 """
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from reshard.board import BoardClient, Deadline
+from reshard.board.client import LOST_SECONDS
 from reshard.session import CommitInfo, ConnectInfo, ReceiveInfo
 from reshard_vllm.attempt import Attempt
 from reshard_vllm.membership import Membership
@@ -75,7 +77,8 @@ class Receiver:
 
     def _connect(self, info: ConnectInfo) -> None:
         deadline = Deadline.after(info.deadline_seconds)
-        board = BoardClient(info.invitation, deadline)
+        lost = min(LOST_SECONDS, info.deadline_seconds)
+        board = BoardClient(info.invitation, deadline, lost_seconds=lost)
         refusal = self._refusal(info)
         newcomer = Membership(info, board, self._target)
         if refusal:
@@ -122,8 +125,13 @@ class Receiver:
             # Wakes an attempt that still waits for bytes: it must end before buffers are reused.
             session.close()
         if self._attempt is not None:
+            received = self._attempt.received
             self._attempt.end()
             self._attempt = None
+            if not received:
+                # An error whose traceback leads back to it keeps the memory of others mapped.
+                del session
+                gc.collect()
 
     def _receive(self, info: ReceiveInfo) -> None:
         session = self._current(info.run_id, info.epoch)
@@ -136,12 +144,12 @@ class Receiver:
         session = self._current(info.run_id, info.epoch)
         attempt = self._attempt
         if attempt is None or attempt.info.attempt != info.attempt:
-            session.report_commit(info.attempt, "no bytes of this attempt were received", {})
+            session.report_commit(info, "no bytes of this attempt were received", {})
             return
         error = attempt.commit()
         if not error:
             self._version, self._fence, self._last_error = info.version, "", ""
-        session.report_commit(info.attempt, error, attempt.commit_seconds)
+        session.report_commit(info, error, attempt.commit_seconds)
 
     def _note_torn(self, why: str) -> None:
         """The live weights may be of two versions: refuse to pass for ready until a full refit."""

@@ -28,6 +28,10 @@ class Installer(Protocol):
         """Why the trainer's tensors cannot be installed, one line each; empty if they can."""
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What a refit leaves out or does beyond moving bytes, one line each."""
+
+    @property
     def staging_bytes(self) -> int:
         """Extra memory that a refit takes on this rank, in bytes."""
 
@@ -58,7 +62,7 @@ class Target(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of the engine's ranks."""
+        """Number of the engine's ranks; of one replica's where it does not know the others."""
 
     @property
     def device(self) -> torch.device:

@@ -16,8 +16,10 @@ from reshard.errors import RecordingError
 from reshard.ids import EngineRank
 from reshard.session import Install, TensorSpec
 from reshard_vllm.install import checkpoint
+from reshard_vllm.install.evidence import Proof
+from reshard_vllm.install.fitting import fit, renamed
 from reshard_vllm.install.installer import VllmInstaller
-from reshard_vllm.install.proof import Proof, prove
+from reshard_vllm.install.proof import prove
 from reshard_vllm.mismatch import mismatches
 from reshard_vllm.recording.loader_map import LoaderMap, layout_of
 
@@ -42,7 +44,11 @@ class VllmTarget:
 
     @property
     def size(self) -> int:
-        """Number of the engine's ranks."""
+        """Number of the engine's ranks as this worker counts them.
+
+        Data-parallel replicas of a dense model are told nothing of each other but their own number
+        (`reconfigure_for_independent_dp_rank`): each counts its own ranks.
+        """
         return int(self._config.parallel_config.world_size_across_dp)
 
     @property
@@ -78,12 +84,15 @@ class VllmTarget:
         if key not in self._installers:
             if self._proof is None:
                 self._proof = prove(self._model, self._config)
-            recorded = self._record(self._proof.in_order(key[0]))
+            fitted = fit(key[0], {*self._proof.order}, self._proof.vocabulary)
+            recorded = renamed(self._record(self._proof.in_order(fitted.specs)), fitted)
             # One at a time: an installer may hold a shadow of the whole shard.
             self._installers.clear()
-            self._installers[key] = VllmInstaller(
+            installer = VllmInstaller(
                 self._model, self._config, recorded, self._proof, key[0], install=install
             )
+            installer.notes += fitted.notes
+            self._installers[key] = installer
         return self._installers[key]
 
     def _record(self, specs: Sequence[TensorSpec]) -> LoaderMap:

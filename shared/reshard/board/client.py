@@ -20,6 +20,9 @@ from reshard.wire import MAX_MESSAGE_BYTES
 OPERATION_SECONDS = 60.0
 """How long a call that names no deadline may take."""
 
+LOST_SECONDS = 10.0
+"""How long a lost connection may stay lost; at most the deadline of a refit's phases."""
+
 ANSWER_SECONDS = 2.0
 """How long after its deadline a wait still hopes for the board's list of what is there."""
 
@@ -80,14 +83,15 @@ class BoardClient:
     """
 
     def __init__(
-        self, invitation: Invitation, deadline: Deadline, *, lost_seconds: float = 10.0
+        self, invitation: Invitation, deadline: Deadline, *, lost_seconds: float = LOST_SECONDS
     ) -> None:
         """Connect.
 
         Args:
             invitation: from `BoardServer.invitation`.
             deadline: for the connection.
-            lost_seconds: how long a lost connection may stay lost before calls fail.
+            lost_seconds: how long a lost connection may stay lost before calls fail; a board that
+                is silent for as long (10 s at most) is lost.
 
         Raises:
             DeadlineExceeded: nobody answers at the address.

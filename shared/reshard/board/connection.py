@@ -122,8 +122,10 @@ class Connection:
         dealer.maxmsgsize = MAX_MESSAGE_BYTES + _FRAME_OVERHEAD
         dealer.sndhwm = 0
         dealer.linger = _LINGER_MS
-        dealer.heartbeat_ivl = _HEARTBEAT_MS
-        dealer.heartbeat_timeout = _SILENCE_MS
+        # A board whose process was stopped keeps its connections: only its silence tells.
+        silence = min(_SILENCE_MS, max(1, int(1000 * self._lost_seconds)))
+        dealer.heartbeat_ivl = min(_HEARTBEAT_MS, max(1, silence // 4))
+        dealer.heartbeat_timeout = silence
         dealer.reconnect_ivl = _RECONNECT_MS
         dealer.reconnect_ivl_max = _RECONNECT_MAX_MS
 

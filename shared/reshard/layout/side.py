@@ -5,7 +5,7 @@ would. Coordinate space: global regions, group ranks.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.dtypes import DType
@@ -15,7 +15,9 @@ from reshard.layout.holding import RankLayout, TensorLayout
 from reshard.layout.region import Region
 from reshard.layout.sharding import Sharding
 
-ByRank = tuple[tuple[GroupRank, tuple[Region, ...]], ...]
+_Held = tuple[GroupRank, tuple[Region, ...]]
+
+ByRank = tuple[_Held, ...]
 """Regions by group rank, sorted by rank; ranks without any elements are left out."""
 
 
@@ -111,10 +113,10 @@ class SideLayout:
         Raises:
             LayoutError: ranks that disagree on a shape, or report twice.
         """
-        side, faults = gather(layouts)
-        if faults:
-            raise LayoutError("the ranks' layouts do not fit together", faults.values())
-        return side
+        gathered = gather(layouts)
+        if gathered.faults:
+            raise LayoutError("the ranks' layouts do not fit together", gathered.faults.values())
+        return gathered.side
 
     def for_rank(self, rank: GroupRank) -> RankLayout:
         """The part of one rank, as it would report it; tensors without elements are left out."""
@@ -128,63 +130,113 @@ class SideLayout:
         return RankLayout(rank, tuple(sorted(tensors, key=lambda t: (t.name, t.dtype))))
 
 
-def gather(layouts: Iterable[RankLayout]) -> tuple[SideLayout, dict[FQN, str]]:
-    """Join the ranks' reports.
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Tensors that some ranks report alike.
 
-    Returns:
-        what fits together, and a fault for each tensor that does not, which the side leaves out.
+    Attributes:
+        names: canonical names; reports that share the very object are joined the fastest.
+        shape: of each whole tensor, in elements.
+        dtype: as in `TensorLayout`.
+        by_rank: what each of these ranks holds or needs of each of these tensors.
     """
-    parts: dict[tuple[FQN, DType], dict[GroupRank, TensorLayout]] = defaultdict(dict)
-    faults: dict[FQN, str] = {}
+
+    names: tuple[FQN, ...]
+    shape: tuple[int, ...]
+    dtype: DType
+    by_rank: ByRank
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Reports of ranks, joined.
+
+    Attributes:
+        side: what fits together.
+        faults: one for each tensor that does not, which the side leaves out; sorted by name.
+    """
+
+    side: SideLayout
+    faults: Mapping[FQN, str]
+
+
+def lying_alike(
+    layout: RankLayout,
+) -> dict[tuple[tuple[int, ...], DType, tuple[Region, ...]], list[FQN]]:
+    """A rank's tensors by shape, dtype and held regions."""
+    found: dict[tuple[tuple[int, ...], DType, tuple[Region, ...]], list[FQN]] = defaultdict(list)
+    for tensor in layout.tensors:
+        found[tensor.shape, tensor.dtype, tensor.regions].append(tensor.name)
+    return found
+
+
+def gather(layouts: Iterable[RankLayout]) -> Gathered:
+    """Join the ranks' reports, given tensor by tensor."""
+    shared: dict[tuple[FQN, ...], tuple[FQN, ...]] = {}
+    holdings = []
     for layout in layouts:
-        for tensor in layout.tensors:
-            ranks = parts[tensor.name, tensor.dtype]
-            if layout.rank in ranks:
-                faults[tensor.name] = f"{tensor.name}: rank {layout.rank} reports it twice"
-            ranks[layout.rank] = tensor
-    for (name, _), ranks in parts.items():
-        if len({tensor.shape for tensor in ranks.values()}) > 1:
-            faults[name] = f"{name}: ranks disagree on the shape: {_shapes(ranks)}"
-    return SideLayout(_grouped(parts, faults)), dict(sorted(faults.items()))
+        for (shape, dtype, regions), listed in lying_alike(layout).items():
+            names = tuple(listed)
+            names = shared.setdefault(names, names)
+            holdings.append(Holding(names, shape, dtype, ((layout.rank, regions),)))
+    return gather_groups(holdings)
 
 
-def _shapes(ranks: dict[GroupRank, TensorLayout]) -> str:
-    by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for rank, tensor in sorted(ranks.items()):
-        by_shape[tensor.shape].append(rank)
-    return ", ".join(f"{shape} on {_ranks(which)}" for shape, which in by_shape.items())
+def gather_groups(holdings: Sequence[Holding]) -> Gathered:
+    """Join reports: tensors that occur in the same of them lie alike, and are joined once.
+
+    The cost is that of the distinct lists of names, not of their repetition by rank.
+    """
+    reports: dict[int, list[Holding]] = defaultdict(list)
+    for holding in holdings:
+        reports[id(holding.names)].append(holding)
+    lists: dict[FQN, list[int]] = defaultdict(list)
+    for number, same in reports.items():
+        for name in same[0].names:
+            lists[name].append(number)
+    together: dict[tuple[int, ...], list[FQN]] = defaultdict(list)
+    for name, numbers in lists.items():
+        together[tuple(numbers)].append(name)
+    groups: list[TensorGroup] = []
+    faults: dict[FQN, str] = {}
+    for occurrences, names in together.items():
+        found, fault = _joined([each for number in occurrences for each in reports[number]])
+        if fault:
+            faults.update((name, f"{name}: {fault}") for name in names)
+            continue
+        groups += (TensorGroup(tuple(names), *key, tuple(held)) for key, held in found.items())
+    return Gathered(SideLayout(tuple(groups)), dict(sorted(faults.items())))
+
+
+def _joined(
+    holdings: Sequence[Holding],
+) -> tuple[dict[tuple[tuple[int, ...], DType], list[_Held]], str]:
+    """What is held of the same tensors, by shape and dtype; and the fault, where there is one."""
+    found: dict[tuple[tuple[int, ...], DType], list[_Held]] = defaultdict(list)
+    seen: set[tuple[DType, GroupRank]] = set()
+    fault = ""
+    for holding in holdings:
+        found[holding.shape, holding.dtype] += holding.by_rank
+        for rank, _ in holding.by_rank:
+            if (holding.dtype, rank) in seen:
+                fault = f"rank {rank} reports it twice"
+            seen.add((holding.dtype, rank))
+    for dtype in {dtype for _, dtype in found}:
+        shapes = {shape: held for (shape, of), held in found.items() if of == dtype}
+        if len(shapes) > 1:
+            fault = f"ranks disagree on the shape: {_shapes(shapes)}"
+    return found, fault
+
+
+def _shapes(
+    by_shape: Mapping[tuple[int, ...], Sequence[_Held]],
+) -> str:
+    ranks = {shape: sorted(rank for rank, _ in held) for shape, held in by_shape.items()}
+    ordered = sorted(ranks.items(), key=lambda each: each[1])
+    return ", ".join(f"{shape} on {_ranks(which)}" for shape, which in ordered)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:4]))}" + (", ..." if len(ranks) > 4 else "")
-
-
-def _grouped(
-    parts: dict[tuple[FQN, DType], dict[GroupRank, TensorLayout]], faults: dict[FQN, str]
-) -> tuple[TensorGroup, ...]:
-    # A group's key holds numbers of regions, not regions: there are as many of these as ranks,
-    # and the same few again and again.
-    numbers: dict[tuple[Region, ...], int] = {}
-    names: dict[tuple[tuple[int, ...], DType, tuple[tuple[int, int], ...]], list[FQN]]
-    names = defaultdict(list)
-    for (name, dtype), ranks in parts.items():
-        if name in faults:
-            continue
-        held = tuple(
-            (rank, numbers.setdefault(tensor.regions, len(numbers)))
-            for rank, tensor in sorted(ranks.items())
-        )
-        shape = next(iter(ranks.values())).shape
-        names[shape, dtype, held].append(name)
-    regions = list(numbers)
-    return tuple(
-        TensorGroup(
-            tuple(together),
-            shape,
-            dtype,
-            tuple((GroupRank(rank), regions[number]) for rank, number in held),
-        )
-        for (shape, dtype, held), together in names.items()
-    )

@@ -12,15 +12,15 @@ from reshard.dtypes import itemsize
 from reshard.errors import PlanError
 from reshard.ids import FQN, GroupRank
 from reshard.layout.holding import RankLayout
-from reshard.layout.side import ByRank, SideLayout, gather
+from reshard.layout.side import ByRank, Gathered, SideLayout, gather
 from reshard.plan.assign import Quota, assign
 from reshard.plan.classes import TensorClass, classify
 from reshard.plan.demands import Atoms, Demand, demands
 from reshard.plan.model import Bounds, TransferOp, TransferPlan
 from reshard.plan.senders import Ranks, balance
 
-Side = Sequence[RankLayout] | SideLayout
-"""What the ranks of one side report, or the same in the form for large worlds."""
+Side = Sequence[RankLayout] | SideLayout | Gathered
+"""What the ranks of one side report, or the same in the forms for large worlds."""
 
 
 def make_plan(sources: Side, destinations: Side) -> TransferPlan:
@@ -54,11 +54,17 @@ class _Checked:
 
 
 def _side(side: str, layouts: Side) -> _Checked:
-    joined, by_name = (layouts, {}) if isinstance(layouts, SideLayout) else gather(layouts)
-    faults = list(by_name.values())
-    excused = set(by_name)
+    match layouts:
+        case Gathered():
+            gathered = layouts
+        case SideLayout():
+            gathered = Gathered(layouts, {})
+        case _:
+            gathered = gather(layouts)
+    faults = list(gathered.faults.values())
+    excused = set(gathered.faults)
     sound = []
-    for group in joined.groups:
+    for group in gathered.side.groups:
         if fault := group.fault:
             faults.append(fault)
             excused.update(group.names)

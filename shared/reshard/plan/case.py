@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from reshard.dtypes import DType, parse_dtype
 from reshard.errors import LayoutError, PlanError
 from reshard.ids import FQN, GroupRank
+from reshard.layout.compact import MAX_RANKS
 from reshard.layout.mesh import Mesh
-from reshard.layout.placements import Placement, parse_placement
+from reshard.layout.placements import (
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    parse_placement,
+)
 from reshard.layout.sharding import Sharding
 from reshard.layout.side import SideLayout
 from reshard.plan.build import make_plan
 from reshard.plan.model import TransferPlan
 
-_MAX_RANKS = 1 << 20
 _MAX_EXTENT = 1 << 48
+_MAX_DIMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,13 @@ class Case:
         Raises:
             PlanError: dtypes that cannot be cast.
         """
+        return make_plan(*self.sides())
+
+    def sides(self) -> tuple[SideLayout, SideLayout]:
+        """What source ranks hold, and what destination ranks need."""
         sources = (([t.name], t.source, t.source_dtype) for t in self.tensors)
         destinations = (([t.name], t.destination, t.wire_dtype) for t in self.tensors)
-        return make_plan(
-            SideLayout.from_shardings(sources), SideLayout.from_shardings(destinations)
-        )
+        return SideLayout.from_shardings(sources), SideLayout.from_shardings(destinations)
 
 
 def _ranks(shardings: Iterable[Sharding]) -> tuple[GroupRank, ...]:
@@ -147,42 +156,50 @@ class _Reader:
         if entry is None:
             return None
         fields = self._fields(entry, where, ("mesh", "ranks", "placements"), ("dtype", "shape"))
-        extents = self._integers(where, "mesh", fields.get("mesh"), _MAX_RANKS)
-        ranks = self._integers(where, "ranks", fields.get("ranks"), _MAX_RANKS)
+        extents = self._integers(where, "mesh", fields.get("mesh"), MAX_RANKS)
+        ranks = self._integers(where, "ranks", fields.get("ranks"), MAX_RANKS)
         placements = self._placements(where, fields.get("placements"))
         if "shape" in fields:
             own = self._integers(where, "shape", fields["shape"], _MAX_EXTENT)
             if own is not None and shape is not None and own != shape:
                 self.faults.append(f"{where}: shape {own}, but the tensor is of shape {shape}")
+        mesh = None
+        if extents is not None and ranks is not None:
+            try:
+                mesh = Mesh(extents, ranks)
+            except LayoutError as error:
+                self.faults += [f"{where}: {fault}" for fault in error.faults]
+        if placements is None:
+            return None
+        # What cannot be read has a stand-in here, so that the other faults are found too.
+        known = tuple(Replicate() if placement is None else placement for placement in placements)
+        axes = len(known) if extents is None else len(extents)
         try:
-            mesh = None if extents is None or ranks is None else Mesh(extents, ranks)
+            sharding = Sharding(
+                mesh or _stand_in(axes), known, _roomy(known) if shape is None else shape
+            )
         except LayoutError as error:
             self.faults += [f"{where}: {fault}" for fault in error.faults]
-            # The placements are still checked, on a mesh of that shape.
-            mesh = _stand_in(extents or ())
-        if mesh is None or placements is None or shape is None:
             return None
-        try:
-            return Sharding(mesh, placements, shape)
-        except LayoutError as error:
-            self.faults += [f"{where}: {fault}" for fault in error.faults]
-            return None
+        return None if mesh is None or shape is None or None in placements else sharding
 
-    def _placements(self, where: str, entry: object) -> tuple[Placement, ...] | None:
+    def _placements(self, where: str, entry: object) -> tuple[Placement | None, ...] | None:
+        """One for each text, None where it is none."""
         if entry is None:
             return None
         if not isinstance(entry, list):
             self.faults.append(f"{where}: placements: expected a list, not {_brief(entry)}")
             return None
-        placements: list[Placement] = []
-        for text in entry:
-            try:
-                if not isinstance(text, str):
-                    raise LayoutError(f"placement {_brief(text)}: expected a string")
-                placements.append(parse_placement(text))
-            except LayoutError as error:
-                self.faults.append(f"{where}: {error}")
-        return tuple(placements) if len(placements) == len(entry) else None
+        return tuple(self._placement(where, text) for text in entry)
+
+    def _placement(self, where: str, text: object) -> Placement | None:
+        try:
+            if not isinstance(text, str):
+                raise LayoutError(f"placement {_brief(text)}: expected a string")
+            return parse_placement(text)
+        except LayoutError as error:
+            self.faults.append(f"{where}: {error}")
+            return None
 
     def _own_dtype(self, where: str, entry: object, default: DType | None) -> DType | None:
         if isinstance(entry, dict) and "dtype" in entry:
@@ -239,9 +256,15 @@ def _names(entries: Iterable[object]) -> list[str]:
     return [name for name in named if isinstance(name, str)]
 
 
-def _stand_in(extents: tuple[int, ...]) -> Mesh | None:
-    """A mesh of as many axes, so that more faults can be found."""
-    return Mesh((1,) * len(extents), (0,))
+def _stand_in(axes: int) -> Mesh:
+    """A mesh of as many axes."""
+    return Mesh((1,) * axes, (0,))
+
+
+def _roomy(placements: Iterable[Placement]) -> tuple[int, ...]:
+    """A shape that has every dim that is sharded."""
+    dims = [p.dim for p in placements if isinstance(p, Shard | StridedShard)]
+    return (1,) * min(max(dims, default=-1) + 1, _MAX_DIMS)
 
 
 def _brief(value: object) -> str:

@@ -7,8 +7,9 @@ holds canonical regions only: strides and storages never leave their rank.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from reshard.dtypes import itemsize
@@ -19,6 +20,9 @@ from reshard.plan.moves import Moves, RankPlan, Run
 
 _FORMAT: Final = "reshard plan 1"
 """Hashed first: plans of different formats never agree."""
+
+_PART: Final = 512
+"""Values that are encoded at one time for the digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +196,16 @@ class TransferPlan:
         return op.region.volume * self.element_bytes(op.tensors) * (op.last - op.first)
 
     def _hash(self) -> str:
-        """Over everything that a rank acts on, in an encoding of plain lists."""
-        classes = [
+        """Over everything that a rank acts on, in an encoding of plain lists.
+
+        The text is that of one JSON document, made and hashed in parts: whole, it would be most of
+        the memory that planning takes.
+        """
+        classes = (
             (tensors.names, tensors.shape, tensors.source_dtype, tensors.wire_dtype)
             for tensors in self.classes
-        ]
-        ops = [
+        )
+        ops = (
             (
                 op.source,
                 op.destinations,
@@ -208,6 +216,19 @@ class TransferPlan:
                 op.region.shape,
             )
             for op in self.ops
-        ]
-        canonical = json.dumps([_FORMAT, classes, ops], separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        )
+        digest = hashlib.sha256(f"[{json.dumps(_FORMAT)},[".encode())
+        _update(digest, classes)
+        digest.update(b"],[")
+        _update(digest, ops)
+        digest.update(b"]]")
+        return digest.hexdigest()
+
+
+def _update(digest: "hashlib._Hash", values: Iterable[object]) -> None:
+    """Add the inside of a JSON list."""
+    separator = ""
+    rest = iter(values)
+    while part := list(islice(rest, _PART)):
+        digest.update((separator + json.dumps(part, separators=(",", ":"))[1:-1]).encode())
+        separator = ","

@@ -29,7 +29,7 @@ def as_json(case: Case, plan: TransferPlan) -> Json:
             "max_received_bytes": plan.bounds.max_received_bytes,
             "max_sent_bytes": plan.bounds.max_sent_bytes,
         },
-        "transfers": [_transfer(transfer) for transfer in plan.transfers()],
+        "transfers": _transfers(plan),
     }
 
 
@@ -37,11 +37,17 @@ def _by_rank(ranks: Sequence[GroupRank], nbytes: Mapping[GroupRank, int]) -> dic
     return {str(rank): nbytes.get(rank, 0) for rank in ranks}
 
 
-def _transfer(transfer: Transfer) -> Json:
+def _transfers(plan: TransferPlan) -> list[Json]:
+    size = {name: itemsize(c.wire_dtype) for c in plan.classes for name in c.names}
+    return [_transfer(transfer, size[transfer.name]) for transfer in plan.transfers()]
+
+
+def _transfer(transfer: Transfer, element_bytes: int) -> Json:
     return {
         "tensor": transfer.name,
         "source_rank": transfer.source,
         "destination_rank": transfer.destination,
+        "bytes": sum(region.volume for region in transfer.regions) * element_bytes,
         "regions": [
             {"offset": list(region.offset), "shape": list(region.shape)}
             for region in transfer.regions

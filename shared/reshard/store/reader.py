@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from reshard.dtypes import itemsize
+from reshard.errors import ReshardError
 from reshard.ids import FQN
 from reshard.layout.boxes import missing, subtract
 from reshard.layout.region import Region
@@ -91,7 +92,7 @@ class StoreReader:
             raise VersionGone(f"{self._what} is not there, or was retired") from None
         try:
             return msgspec.json.decode(raw, type=StoredVersion)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ReshardError) as error:
             raise VersionDamaged(f"{self._what}: its manifest cannot be read: {error}") from error
 
     def _copy(self, part: StoredPart, common: Region, region: Region, out: torch.Tensor) -> None:

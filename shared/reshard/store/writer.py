@@ -13,6 +13,7 @@ import msgspec
 import torch
 from safetensors.torch import save
 
+from reshard.errors import ReshardError
 from reshard.ids import FQN
 from reshard.layout.boxes import missing
 from reshard.layout.holding import RankLayout
@@ -57,11 +58,12 @@ def write_shard(root: Path, run_id: str, version: int, layout: RankLayout, read:
         for number, region in enumerate(tensor.regions)
     ]
     values = {key: read(tensor.name, region).contiguous() for key, tensor, region in held}
-    content = save(values)
+    first = _first_of_equal_places(values)
+    content = save({key: value for key, value in values.items() if first[key] == key})
     starts = _starts(content)
     parts = []
     for key, tensor, region in held:
-        start, end = starts[key]
+        start, end = starts[first[key]]
         parts.append(
             StoredPart(
                 name=tensor.name,
@@ -93,7 +95,11 @@ def seal(root: Path, run_id: str, version: int, ranks: int) -> StoredVersion:
         except FileNotFoundError:
             faults.append(f"rank {rank} has written nothing")
             continue
-        record = msgspec.json.decode(raw, type=ShardRecord)
+        try:
+            record = msgspec.json.decode(raw, type=ShardRecord)
+        except (msgspec.DecodeError, ReshardError) as error:
+            faults.append(f"rank {rank}: its record cannot be read: {error}")
+            continue
         if record.run_id != run_id:
             faults.append(f"rank {rank} wrote for run {record.run_id}, not {run_id}")
         parts += record.parts
@@ -111,6 +117,17 @@ def digests(content: bytes | memoryview) -> tuple[str, ...]:
         hashlib.blake2b(content[at : at + BLOCK_BYTES], digest_size=16).hexdigest()
         for at in range(0, len(content), BLOCK_BYTES)
     )
+
+
+def _first_of_equal_places(values: dict[str, torch.Tensor]) -> dict[str, str]:
+    """By key: the first key with the very same memory. Tied weights are written once."""
+    seen: dict[tuple[int, tuple[int, ...], torch.dtype], str] = {}
+    return {
+        key: seen.setdefault((value.data_ptr(), tuple(value.shape), value.dtype), key)
+        if value.numel()
+        else key
+        for key, value in values.items()
+    }
 
 
 def _gaps(parts: list[StoredPart]) -> list[str]:

@@ -18,8 +18,9 @@ CHUNK_ELEMENTS = 2**18
 SCRATCH_BYTES = 2 * 8 * CHUNK_ELEMENTS
 """Most scratch memory of one thread: two buffers of the widest dtype."""
 
-_SHORT_RUN = 2048
-_LEAST_ELEMENTS = 2**16
+_SHORT_RUN = 4096
+LEAST_ELEMENTS = 2**16
+"""Fewer are cast as they are, without scratch memory."""
 
 _scratch = threading.local()
 
@@ -28,7 +29,7 @@ def is_scattered(destination: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether `cast_in_chunks` is worth its while."""
     if source.dtype == destination.dtype or source.device.type != "cpu":
         return False
-    if destination.device.type != "cpu" or source.numel() < _LEAST_ELEMENTS:
+    if destination.device.type != "cpu" or source.numel() < LEAST_ELEMENTS:
         return False
     return _run(source) < _SHORT_RUN or _run(destination) < min(_SHORT_RUN, destination.shape[-1])
 
@@ -36,7 +37,7 @@ def is_scattered(destination: torch.Tensor, source: torch.Tensor) -> bool:
 def cast_in_chunks(destination: torch.Tensor, source: torch.Tensor) -> None:
     """`destination.copy_(source)`, for views of equal shape."""
     order = sorted(range(source.ndim), key=lambda dim: -source.stride()[dim])
-    for target, piece in _chunks(destination.permute(order), source.permute(order)):
+    for target, piece in chunks(destination.permute(order), source.permute(order)):
         if not piece.is_contiguous():
             piece = _buffer("source", piece).copy_(piece)
         if target.stride()[-1] == 1:
@@ -55,9 +56,10 @@ def _run(view: torch.Tensor) -> int:
     return run
 
 
-def _chunks(
+def chunks(
     destination: torch.Tensor, source: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two views of equal shape in pieces of at most `CHUNK_ELEMENTS`."""
     if source.numel() <= CHUNK_ELEMENTS:
         yield destination, source
         return
@@ -65,7 +67,7 @@ def _chunks(
     rows = max(1, CHUNK_ELEMENTS // max(1, prod(source.shape[dim + 1 :])))
     pairs = zip(torch.split(destination, rows, dim), torch.split(source, rows, dim), strict=True)
     for target, piece in pairs:
-        yield from _chunks(target, piece)
+        yield from chunks(target, piece)
 
 
 def _buffer(role: str, like: torch.Tensor) -> torch.Tensor:

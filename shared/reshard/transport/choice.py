@@ -6,12 +6,13 @@ from reshard.board import Deadline
 from reshard.errors import ReshardError
 from reshard.ids import GroupRank
 from reshard.plan import RankPlan
-from reshard.session import Transport
-from reshard.transport.exchange import IN_FLIGHT, Exchange
+from reshard.session import Share, Transport
+from reshard.transport.bounds import IN_FLIGHT, UNBOUNDED, Bound
+from reshard.transport.exchange import Exchange
 from reshard.transport.group import RefitGroup
 from reshard.transport.places import Locate
 from reshard.transport.report import ExchangeReport, merge
-from reshard.transport.shm import Share, ShmExchange
+from reshard.transport.shm import ShmExchange
 
 
 class MixedExchange:
@@ -78,6 +79,7 @@ def open_exchange(
     transport: Transport,
     hosts: Sequence[str],
     share: Share = "snapshot",
+    bound: Bound = UNBOUNDED,
     in_flight: int = IN_FLIGHT,
 ) -> MixedExchange:
     """The exchanges of one rank for a transport.
@@ -92,6 +94,7 @@ def open_exchange(
             others; GPUs always use NCCL. The same on all ranks.
         hosts: by group rank: identity of the machine (`reshard.hosts`).
         share: of shared memory: a snapshot, or the live weights.
+        bound: on extra memory. Where a sender's snapshot would not fit, `auto` takes the group.
         in_flight: messages under way at one time, each way; the same on all ranks.
 
     Raises:
@@ -104,8 +107,17 @@ def open_exchange(
         )
     peers = {int(peer) for peer in (*rank_plan.sends, *rank_plan.receives)}
     near = set() if transport in ("gloo", "nccl") else _near(rank_plan, peers, hosts)
-    if transport == "auto" and group.backend == "nccl":
-        near = set()
+    if transport == "auto":
+        own = int(rank_plan.rank)
+        receivers = {int(peer) for peer in rank_plan.sends}
+        near = {
+            peer
+            for peer in near
+            if group.backend != "nccl"
+            and bound.allows_showing(own if peer in receivers else peer, share)
+        }
+    elif near:
+        _check_bound(group, rank_plan, bound, share)
     if transport == "shm" and near != peers:
         raise ReshardError(
             'transport="shm" needs all ranks on one host, in one process namespace',
@@ -127,13 +139,29 @@ def open_exchange(
             _only(rank_plan, far, local=True),
             read,
             write,
-            bucket_bytes,
+            bound.bucket_bytes(bucket_bytes, group.backend),
             in_flight=in_flight,
         )
         if far or not near
         else None
     )
     return MixedExchange(shared, grouped)
+
+
+def _check_bound(group: RefitGroup, rank_plan: RankPlan, bound: Bound, share: Share) -> None:
+    """Refuse shared memory that the bound does not allow."""
+    senders = {*map(int, rank_plan.receives), *([int(rank_plan.rank)] if rank_plan.sends else [])}
+    faults = [
+        f"{group.name(sender)} shows {bound.sent_bytes.get(GroupRank(sender), 0)} bytes"
+        for sender in sorted(senders)
+        if not bound.allows_showing(sender, share)
+    ]
+    if faults:
+        raise ReshardError(
+            f'transport="shm" with share={share!r} takes more than the {bound.nbytes} bytes of '
+            'buffer_bytes; choose share="live", transport="auto", or a larger bound',
+            faults,
+        )
 
 
 def _near(rank_plan: RankPlan, peers: set[int], hosts: Sequence[str]) -> set[int]:

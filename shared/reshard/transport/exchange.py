@@ -13,6 +13,7 @@ import msgspec
 from reshard.board import Deadline
 from reshard.errors import DigestMismatch
 from reshard.plan import RankPlan
+from reshard.transport.bounds import IN_FLIGHT
 from reshard.transport.group import RefitGroup
 from reshard.transport.messages import Message
 from reshard.transport.places import CopyList, Locate, copy_between
@@ -23,9 +24,6 @@ from reshard.transport.timing import Timing
 from reshard.transport.watch import Watch
 from reshard.transport.windows import Windows
 from reshard.wire import decode, encode
-
-IN_FLIGHT = 4
-"""Messages under way at one time, each way."""
 
 _MAX_GREETING_BYTES = 2**24
 
@@ -155,7 +153,8 @@ class Exchange:
             f"{scope}/exchange", tuple(own), "waiting for {} to come to the exchange"
         )
         theirs = {
-            peer: decode(raw, Greeting, limit=_MAX_GREETING_BYTES) for peer, raw in found.items()
+            peer: decode(raw, Greeting, limit=_MAX_GREETING_BYTES, sender=group.name(peer))
+            for peer, raw in found.items()
         }
         self._compare(own, theirs, attempt)
 
@@ -181,19 +180,19 @@ class Exchange:
     def _report(self, executor: Executor, timing: Timing) -> ExchangeReport:
         received: dict[int, int] = {}
         sent: dict[int, int] = {}
-        for total, messages in ((received, executor.receives), (sent, executor.sends)):
-            for message in messages:
+        for total, several in ((received, executor.receives), (sent, executor.sends)):
+            for message in several:
                 total[message.peer] = total.get(message.peer, 0) + message.buffer.numel()
+        messages = (*executor.receives, *executor.sends)
         temporary = max(
-            (m.copies.temporary_bytes for m in executor.receives if m.copies is not None),
-            default=0,
+            (m.copies.temporary_bytes for m in messages if m.copies is not None), default=0
         )
         return ExchangeReport(
             received_bytes=received,
             sent_bytes=sent,
             local_bytes=sum(move.nbytes for move in self._plan.local),
             seconds=dict(timing.seconds),
-            messages=len(executor.receives) + len(executor.sends),
+            messages=len(messages),
             direct_bytes=sum(m.buffer.numel() for m in executor.receives if m.copies is None),
             peak_extra_bytes=self._group.staging.held_bytes
             + max(temporary, self._local.temporary_bytes),

@@ -21,6 +21,7 @@ from reshard.board import BoardClient, Deadline
 from reshard.board.addresses import interfaces, listening_address, local_address_towards
 from reshard.errors import PeerError, ReshardError
 from reshard.ids import GroupRank
+from reshard.transport.neighbours import Neighbours, Residence
 from reshard.transport.rendezvous import BoardStore
 from reshard.transport.staging import Staging
 from reshard.wire import decode, encode
@@ -44,11 +45,13 @@ class Member(msgspec.Struct, frozen=True):
         size: number of ranks, as it counts them.
         device: type and, of a GPU, identity.
         torch: its version.
+        residence: where it runs.
     """
 
     size: int
     device: str
     torch: str
+    residence: Residence
 
 
 class RefitGroup:
@@ -61,6 +64,7 @@ class RefitGroup:
         board: the run's board.
         session: prefix of the session's keys.
         trainer_size: number of trainer ranks, to name ranks in messages, or None.
+        neighbours: the ranks whose processes can be seen from here.
         staging: buffers that the group's exchanges share.
     """
 
@@ -73,6 +77,7 @@ class RefitGroup:
         board: BoardClient,
         session: str,
         trainer_size: int | None,
+        neighbours: Neighbours,
     ) -> None:
         self._group: ProcessGroup | None = group
         self.rank = rank
@@ -81,6 +86,7 @@ class RefitGroup:
         self.board = board
         self.session = session
         self.trainer_size = trainer_size
+        self.neighbours = neighbours
         self.staging = Staging(device)
 
     def __repr__(self) -> str:
@@ -151,6 +157,7 @@ class RefitGroup:
     def close(self) -> None:
         """Drop the group. Harmless when repeated."""
         self._group = None
+        self.neighbours.close()
 
     def _open(self) -> ProcessGroup:
         if self._group is None:
@@ -188,7 +195,7 @@ def open_group(
         ReshardError: `host` is no address or interface of this machine.
     """
     session = session_of(scope) or scope
-    own = Member(size, _identity(device), str(torch.__version__))
+    own = Member(size, _identity(device), str(torch.__version__), Residence.own())
     answers = gather(
         board,
         f"{scope}/open",
@@ -198,10 +205,12 @@ def open_group(
         deadline,
         trainer_size=trainer_size,
     )
-    _check_members(
-        {r: decode(raw, Member, limit=_MAX_MEMBER_BYTES) for r, raw in answers.items()},
-        trainer_size,
-    )
+    members = {
+        r: decode(raw, Member, limit=_MAX_MEMBER_BYTES, sender=rank_name(r, trainer_size))
+        for r, raw in answers.items()
+    }
+    _check_members(members, trainer_size)
+    neighbours = Neighbours({r: member.residence for r, member in members.items()})
     store = BoardStore(board, f"{scope}/torch", deadline)
     timeout = timedelta(seconds=max(1.0, deadline.remaining()))
     try:
@@ -216,7 +225,7 @@ def open_group(
             f"{rank_name(rank, trainer_size)} could not connect the {device.type} group of "
             f"{session}: {error}"
         ) from error
-    return RefitGroup(group, rank, size, device, board, session, trainer_size)
+    return RefitGroup(group, rank, size, device, board, session, trainer_size, neighbours)
 
 
 def _identity(device: torch.device) -> str:

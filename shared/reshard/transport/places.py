@@ -11,7 +11,13 @@ import torch
 from reshard.errors import ReshardError
 from reshard.layout.region import Region
 from reshard.plan import Move
-from reshard.transport.casting import SCRATCH_BYTES, cast_in_chunks, is_scattered
+from reshard.transport.casting import (
+    CHUNK_ELEMENTS,
+    SCRATCH_BYTES,
+    cast_in_chunks,
+    chunks,
+    is_scattered,
+)
 
 Places = Sequence[tuple[Region, torch.Tensor]]
 """(global region, local view of the region's shape); together they hold a move's region."""
@@ -48,7 +54,8 @@ class CopyList:
         self.nbytes += destination.numel() * destination.element_size()
         if wire not in (destination.dtype, source.dtype):
             self._rounded.append((destination, source, wire))
-            self.temporary_bytes = max(self.temporary_bytes, source.numel() * wire.itemsize)
+            elements = min(source.numel(), CHUNK_ELEMENTS)
+            self.temporary_bytes = max(self.temporary_bytes, elements * wire.itemsize)
             return
         if is_scattered(destination, source):
             self._scattered.append((destination, source))
@@ -71,7 +78,8 @@ class CopyList:
             for destination, source in self._scattered:
                 cast_in_chunks(destination, source)
             for destination, source, wire in self._rounded:
-                destination.copy_(source.to(wire))
+                for target, piece in chunks(destination, source):
+                    target.copy_(piece.to(wire))
 
     def __len__(self) -> int:
         alike = sum(len(sources) for _, sources in self._alike.values())

@@ -8,7 +8,6 @@ another number there and knows that its bytes may be of two versions.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 import msgspec
 import torch
@@ -16,6 +15,7 @@ import torch
 from reshard.board import Deadline
 from reshard.errors import PeerError, ReshardError
 from reshard.plan import Move, RankPlan
+from reshard.session import Share
 from reshard.transport.exhibits import Exhibit, LiveShards, Manifest, Shown, Snapshot
 from reshard.transport.group import RefitGroup
 from reshard.transport.memory import OwnedSegment, Segment, open_segment
@@ -24,8 +24,6 @@ from reshard.transport.report import ExchangeReport
 from reshard.transport.timing import Timing
 from reshard.transport.watch import Watch
 from reshard.wire import decode, encode
-
-Share = Literal["snapshot", "live"]
 
 _SEAL_BYTES = 8
 
@@ -169,7 +167,10 @@ class ShmExchange:
         scope = f"{self._attempt(attempt)}/shm"
         with self._timing("wait"):
             found = watch.gather(scope, self._senders, "waiting for {} to show its weights")
-        announced = {sender: decode(raw, Announcement) for sender, raw in found.items()}
+        announced = {
+            sender: decode(raw, Announcement, sender=self._group.name(sender))
+            for sender, raw in found.items()
+        }
         with self._timing("prepare"):
             sources = [
                 (sender, self._attach(sender, announcement.serial, deadline), announcement.seal)
@@ -195,9 +196,9 @@ class ShmExchange:
         """A sender's memory and the copies out of it, made at its first refit."""
         if serial not in self._attached:
             key = f"{self._group.session}/shm/{sender}/{serial}"
-            manifest = decode(self._group.board.get(key, deadline), Manifest)
-            moves = next(m for peer, m in self._plan.receives.items() if int(peer) == sender)
             owner = self._group.name(sender)
+            manifest = decode(self._group.board.get(key, deadline), Manifest, sender=owner)
+            moves = next(m for peer, m in self._plan.receives.items() if int(peer) == sender)
             self._attached[serial] = _Attached(manifest, moves, self._write, owner)
         return self._attached[serial]
 

@@ -46,10 +46,17 @@ class Step:
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """A rank's note on the board: it has been waiting for this peer."""
+    """A rank's note on the board: it has been waiting for this peer.
+
+    Attributes:
+        peer, tensor, action: as in `Step`.
+        phase: what the rank is at.
+    """
 
     peer: int
     tensor: str
+    action: str
+    phase: str
 
 
 class Watch:
@@ -127,18 +134,29 @@ class Watch:
         return {rank: found.values[key] for rank, key in keys.items()}
 
     def _find_absent(self, keys: Mapping[int, str], action: str) -> None:
-        """Say for whom a gathering waits."""
+        """Say for whom a gathering waits.
+
+        Raises:
+            PeerError: for one whose process has ended.
+        """
+        # Before the look: what a rank put while it lived is on the board by then.
+        ended = self._group.neighbours.ended(keys)
         try:
             missing = self._group.board.look(
                 tuple(keys.values()), Deadline.after(_BOARD_SECONDS)
             ).missing
         except ReshardError:
             return
-        for rank, key in keys.items():
-            if key in missing:
-                if self.step is None or self.step.peer != rank:
-                    self.waits_for(rank, "", action.format(self._group.name(rank)))
-                return
+        absent = [rank for rank, key in keys.items() if key in missing]
+        for rank in absent:
+            if rank in ended:
+                doing = action.format(self._group.name(rank))
+                text = f"its process has ended ({self._group.name(self._group.rank)} was {doing})"
+                fault = self.blame(Fault(rank, self.phase, text))
+                raise fault_error(fault, self._group.trainer_size)
+        for rank in absent[:1]:
+            if self.step is None or self.step.peer != rank:
+                self.waits_for(rank, "", action.format(self._group.name(rank)))
 
     def blame(self, fault: Fault) -> Fault:
         """Write a failure down, unless another came first; the one that stands."""
@@ -205,7 +223,7 @@ class Watch:
         try:
             self._group.board.put(
                 f"{self._scope}/waiting/{self._group.rank}",
-                encode(Stall(step.peer, step.tensor)),
+                encode(self._stall(step)),
                 Deadline.after(_BOARD_SECONDS),
             )
         except ReshardError:
@@ -221,20 +239,21 @@ class Watch:
         step = self.step
         if step is None:
             return Fault(int(self._group.rank), self.phase, f"was not done within {seconds:g} s")
-        peer, tensor = step.peer, step.tensor
-        seen = {int(self._group.rank)}
-        while peer not in seen:
-            seen.add(peer)
-            note = self._stall_of(peer)
+        # As the rank that waits for the culprit tells it, no matter whose deadline passes first.
+        observer, stall = int(self._group.rank), self._stall(step)
+        seen = {observer}
+        while stall.peer not in seen:
+            seen.add(stall.peer)
+            note = self._stall_of(stall.peer)
             if note is None or note.peer in seen:
                 break
-            peer, tensor = note.peer, note.tensor
-        doing = f"{step.action} {step.tensor}".rstrip()
-        text = (
-            f"did not take part within {seconds:g} s ({self._group.name(self._group.rank)} was "
-            f"{doing})"
-        )
-        return Fault(peer, self.phase, text, tensor)
+            observer, stall = stall.peer, note
+        doing = f"{stall.action} {stall.tensor}".rstrip()
+        text = f"did not take part within {seconds:g} s ({self._group.name(observer)} was {doing})"
+        return Fault(stall.peer, stall.phase, text, stall.tensor)
+
+    def _stall(self, step: Step) -> Stall:
+        return Stall(step.peer, step.tensor, step.action, self.phase)
 
     def _stall_of(self, rank: int) -> Stall | None:
         """The fresh note of a rank, if there is one."""

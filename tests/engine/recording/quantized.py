@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.support.checkpoints import make_checkpoint
 
-Method = Literal["awq", "gptq", "compressed-tensors"]
+Method = Literal["awq", "gptq", "compressed-tensors", "fp8", "int4"]
 
 _GROUP = 32
 _PACK = 8
@@ -29,6 +29,24 @@ _CONFIGS: dict[Method, dict[str, Any]] = {
                         "dynamic": False},
             "input_activations": {"num_bits": 8, "type": "int", "symmetric": True,
                                   "strategy": "token", "dynamic": True},
+        }},
+    },
+    "fp8": {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel",
+                        "dynamic": False},
+            "input_activations": {"num_bits": 8, "type": "float", "symmetric": True,
+                                  "strategy": "token", "dynamic": True},
+        }},
+    },
+    "int4": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+                        "group_size": _GROUP, "dynamic": False},
         }},
     },
 }  # fmt: skip
@@ -74,6 +92,17 @@ def _quantized(method: Method, width: int, height: int) -> dict[str, torch.Tenso
             return {
                 "weight": torch.randint(-127, 127, (height, width), dtype=torch.int8),
                 "weight_scale": torch.rand(height, 1).to(torch.bfloat16),
+            }
+        case "fp8":
+            return {
+                "weight": torch.randn(height, width).to(torch.float8_e4m3fn),
+                "weight_scale": torch.rand(height, 1).to(torch.bfloat16),
+            }
+        case "int4":
+            return {
+                "weight_packed": _integers(height, width // _PACK),
+                "weight_scale": torch.rand(height, width // _GROUP).to(torch.bfloat16),
+                "weight_shape": torch.tensor([height, width]),
             }
 
 

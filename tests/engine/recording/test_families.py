@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.engine.recording.breadth.tiny import make_tiny
 from tests.engine.recording.conftest import Ranks
 from tests.support.checkpoints import FAMILIES, Family, make_checkpoint
 
@@ -77,6 +78,21 @@ def test_expert_parallel_ranks_take_their_experts_only(
     experts = [{n for n in r.unused if ".experts." in n} for r in reports]
     assert experts[0].isdisjoint(experts[1])
     assert len(experts[0] | experts[1]) == 2 * 4 * 3
+
+
+def test_experts_round_robin(packed: Ranks, tmp_path: Path) -> None:
+    """Any expert map: the loader asks it, and so does its recording."""
+    sizes = {"n_group": 2, "n_routed_experts": 8}
+    make_tiny(tmp_path, "DeepseekV3ForCausalLM", sizes, {"topk_method": "noaux_tc"})
+    options = {"expert_placement_strategy": "round_robin", "max_num_batched_tokens": 512}
+    reports = packed.inspect(tmp_path, 2, expert_parallel=True, options=options)
+    assert all(report.verified for report in reports)
+    assert not any(report.differences for report in reports)
+    taken = [
+        sorted({int(n.split(".experts.")[1].split(".")[0]) for n in r.tensors if ".experts." in n})
+        for r in reports
+    ]
+    assert taken == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
 def test_pipeline_stages_take_their_layers_only(

@@ -6,7 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -14,7 +19,18 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-Kind = Literal["plain", "ddp", "fsdp2", "fsdp2_dim1", "hsdp", "fsdp2_tp"]
+Kind = Literal[
+    "plain",
+    "ddp",
+    "fsdp2",
+    "fsdp2_dim1",
+    "hsdp",
+    "fsdp2_tp",
+    "fsdp1",
+    "fsdp1_flat",
+    "fsdp1_hybrid",
+    "zero3",
+]
 KINDS = get_args(Kind)
 
 
@@ -91,6 +107,14 @@ def wrap(model: Tied, kind: Kind) -> nn.Module:
                 ),
             )
             return model
+        case "fsdp1" | "fsdp1_flat":
+            return _fsdp1(model, use_orig_params=kind == "fsdp1")
+        case "fsdp1_hybrid":
+            mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+            strategy = ShardingStrategy.HYBRID_SHARD
+            return _fsdp1(model, use_orig_params=True, sharding_strategy=strategy, device_mesh=mesh)
+        case "zero3":
+            return stand_in_for_zero3(model)
         case "hsdp":
             mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
             return _sharded(model, mesh)
@@ -104,6 +128,39 @@ def wrap(model: Tied, kind: Kind) -> nn.Module:
                 }
                 parallelize_module(block, mesh["tp"], plan)
             return _sharded(model, mesh["dp"])
+
+
+def _fsdp1(model: Tied, **options: object) -> nn.Module:
+    """Each block a unit, the tied weights together in the root's."""
+    options["device_id"] = torch.device("cpu")
+    for at, block in enumerate(model.blocks):
+        model.blocks[at] = FullyShardedDataParallel(block, **options)  # type: ignore[arg-type]
+    return FullyShardedDataParallel(model, **options)  # type: ignore[arg-type]
+
+
+def stand_in_for_zero3(model: nn.Module) -> nn.Module:
+    """Stand-in for `deepspeed.initialize`: parameters with the attributes of its partitioned ones.
+
+    Each parameter is flattened, padded, and cut into equal intervals, of which this rank keeps one;
+    the parameter itself is left empty.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number, parameter in enumerate(model.parameters()):
+        length = -(-parameter.numel() // size)
+        padded = torch.full((length * size,), -7.0, dtype=parameter.dtype)
+        padded[: parameter.numel()] = parameter.detach().flatten()
+        interval = nn.Parameter(padded[rank * length : (rank + 1) * length].clone())
+        parameter.ds_id = number  # type: ignore[attr-defined]
+        parameter.ds_shape = parameter.shape  # type: ignore[attr-defined]
+        parameter.ds_numel = parameter.numel()  # type: ignore[attr-defined]
+        parameter.ds_tensor = interval  # type: ignore[attr-defined]
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
+    return model
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """What an optimizer steps: ZeRO's own intervals, or the parameters."""
+    return [getattr(p, "ds_tensor", p) for p in model.parameters() if p.requires_grad]
 
 
 def _columns(parameter: nn.Parameter, size: int) -> Shard | None:

@@ -9,7 +9,7 @@ import json
 import pickle
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,10 +23,12 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 from tests.multiprocess.trainer.plain_target import Phase, PlainTarget
 from tests.multiprocess.trainer.processes import FORKS
+from tests.support.networks import enter_network
 
 from reshard.ids import EngineRank
 
 Json = dict[str, object]
+GATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,23 @@ class PeerModel:
     ignored: frozenset[str] = frozenset()
 
 
-def _serve_rank(pipe: Connection, rank: int, size: int, model: PeerModel) -> None:
+def _serve_rank(pipe: Connection, rank: int, size: int, model: PeerModel, network: str) -> None:
     import logging
 
-    from reshard_vllm.receiver import Receiver
-
+    if network:
+        enter_network(network)
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    target = PlainTarget(
-        EngineRank(rank), size, model.shapes, model.cuts, model.dtype, model.ignored
+    serve(
+        pipe,
+        PlainTarget(EngineRank(rank), size, model.shapes, model.cuts, model.dtype, model.ignored),
     )
+
+
+def serve(pipe: Connection, target: PlainTarget) -> None:
+    """Answer one rank's calls; never returns."""
+    from reshard_vllm.receiver import Receiver
+
     receiver = Receiver(target)
     while True:
         method, argument = pickle.loads(pipe.recv_bytes())
@@ -71,12 +80,17 @@ def _serve_rank(pipe: Connection, rank: int, size: int, model: PeerModel) -> Non
                 receiver.close()
             case "break":
                 target.broken = argument
+            case "break_once":
+                target.broken_once = argument
             case "sleep":
                 target.asleep = argument
             case "versions":
                 target.versions = argument
             case "read":
                 answer = target.live
+            case "call":
+                function, *arguments = argument
+                answer = function(*arguments)
         pipe.send_bytes(pickle.dumps(answer))
 
 
@@ -88,6 +102,9 @@ class PeerEngine:
         calls: paths of all control calls, in order.
         violations: calls at which a vLLM worker would have raised.
         answers: by path: (status, body) to answer with instead of acting.
+        fences: whether it was started with the middleware that refuses requests.
+        fence: why it does.
+        gates: by path: calls wait here, before they act, until it is open.
     """
 
     def __init__(
@@ -98,13 +115,26 @@ class PeerEngine:
         backend: str = "reshard",
         extension: str = "",
         dev_mode: bool = True,
+        network: str = "",
     ) -> None:
+        """Start the ranks and the server.
+
+        Args:
+            model: what it serves.
+            size: number of ranks.
+            backend, extension: of the server's flags.
+            dev_mode: whether the server has vLLM's routes for development.
+            network: namespace in which the ranks run; the server stays in the test's.
+        """
         self.model = model
         self.size = size
         self.calls: list[str] = []
         self.violations: list[str] = []
         self.answers: dict[str, tuple[int, Json]] = {}
+        self.gates: dict[str, threading.Event] = {}
         self.weight_version = "default"
+        self.fences = False
+        self.fence = ""
         self.paused = False
         self.update_active = False
         self.resets: list[str] = []
@@ -114,6 +144,7 @@ class PeerEngine:
             "parallel_config": {"worker_extension_cls": extension},
         }
         self._dev_mode = dev_mode
+        self._network = network
         self._lock = threading.Lock()
         self._pipes: dict[int, Connection] = {}
         self._processes: dict[int, BaseProcess] = {}
@@ -148,12 +179,17 @@ class PeerEngine:
 
     def _start_rank(self, rank: int) -> None:
         here, there = FORKS.Pipe()
-        process = FORKS.Process(
-            target=_serve_rank, args=(there, rank, self.size, self.model), daemon=True
-        )
+        process = self._make_process(there, rank)
         process.start()
         there.close()
         self._pipes[rank], self._processes[rank] = here, process
+
+    def _make_process(self, pipe: Connection, rank: int) -> BaseProcess:
+        return FORKS.Process(
+            target=_serve_rank,
+            args=(pipe, rank, self.size, self.model, self._network),
+            daemon=True,
+        )
 
     def restart_rank(self, rank: int) -> None:
         """A new process in the place of one that was killed."""
@@ -175,8 +211,16 @@ class PeerEngine:
         """Have a rank raise in these phases from now on, and in no other."""
         self._ask(rank, "break", set(phases))
 
+    def break_rank_once(self, rank: int, phase: Phase) -> None:
+        """Have a rank raise the next time that it comes to this phase."""
+        self._ask(rank, "break_once", {phase})
+
     def tell_rank(self, rank: int, what: Literal["sleep", "versions"], value: object) -> None:
         self._ask(rank, what, value)
+
+    def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> object:
+        """Call a function in a rank's process."""
+        return self._ask(rank, "call", (function, *arguments))
 
     def status(self, rank: int) -> Json:
         answer = self._ask(rank, "status", None)
@@ -214,13 +258,22 @@ class PeerEngine:
                 pipe.send_bytes(message)
             return [pickle.loads(pipe.recv_bytes()) for pipe in self._pipes.values()]
 
-    def handle(self, path: str, query: dict[str, list[str]], body: Json) -> tuple[int, Json]:
-        """What a vLLM server does on one of its routes."""
+    def handle(
+        self, path: str, query: dict[str, list[str]], body: Json
+    ) -> tuple[int, Json | bytes]:
+        """What a vLLM server does on one of its routes; status 0: it hangs up."""
         self.calls.append(path)
+        if path in self.gates and not self.gates[path].wait(GATE_SECONDS):
+            return 500, {"error": {"message": f"the gate of {path} stayed shut"}}
         if path in self.answers:
             return self.answers[path]
         if path == "/health":
             return 200, {}
+        if path == "/reshard/fence":
+            if not self.fences:
+                return 404, {"detail": "Not Found"}
+            self.fence = str(body["reason"])
+            return 200, {"reason": self.fence}
         if not self._dev_mode:
             return 404, {"detail": "Not Found"}
         try:
@@ -239,7 +292,9 @@ class PeerEngine:
             case "/weight_info":
                 return {"weight_version": self.weight_version}
             case "/pause":
-                assert query == {"mode": ["keep"], "clear_cache": ["false"]}, query
+                modes = (["keep"], ["abort"]) if self.fence else (["keep"],)
+                assert query["mode"] in modes, query
+                assert query["clear_cache"] == ["false"], query
                 self.paused = True
             case "/resume":
                 self.paused = False
@@ -319,7 +374,10 @@ def _handler(peer: PeerEngine) -> type[BaseHTTPRequestHandler]:
             status, answer = peer.handle(
                 parts.path, parse_qs(parts.query), json.loads(raw) if raw else {}
             )
-            payload = json.dumps(answer).encode()
+            if not status:
+                self.close_connection = True
+                return
+            payload = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             with suppress(OSError):
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(payload)))

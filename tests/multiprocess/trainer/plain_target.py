@@ -28,6 +28,7 @@ class PlainTarget:
     Attributes:
         ignored: names that its loader skips.
         broken: phases in which this rank raises.
+        broken_once: phases in which it raises the next time.
         asleep: whether it says so.
     """
 
@@ -41,6 +42,7 @@ class PlainTarget:
         default_factory=lambda: {"reshard": installed_version(), "torch": str(torch.__version__)}
     )
     broken: set[Phase] = field(default_factory=set)
+    broken_once: set[Phase] = field(default_factory=set)
     asleep: bool = False
     live: dict[str, torch.Tensor] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -69,6 +71,9 @@ class PlainTarget:
         return Region(offset, tuple(extent if d == dim else n for d, n in enumerate(shape)))
 
     def fail(self, phase: Phase) -> None:
+        if phase in self.broken_once:
+            self.broken_once.remove(phase)
+            raise RuntimeError(f"broken once in {phase}, as asked")
         if phase in self.broken:
             raise RuntimeError(f"broken in {phase}, as asked")
 
@@ -97,6 +102,7 @@ class PlainInstaller:
         if install == "staged":
             self._shadow = {n: torch.full_like(t, torch.nan) for n, t in target.live.items()}
         self.staging_bytes = 0
+        self.notes: tuple[str, ...] = ()
         nbytes = sum(target.region(n).volume for n in wanted) * itemsize(target.dtype)
         self.classes = ClassBytes(direct=nbytes)
 

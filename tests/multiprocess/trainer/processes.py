@@ -23,6 +23,9 @@ FORKS.set_forkserver_preload(
         "torch.distributed.tensor.parallel",
         "reshard_trainer",
         "reshard_vllm.receiver",
+        "tests.support.checkpoints",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe",
+        "peft",
     ]
 )
 

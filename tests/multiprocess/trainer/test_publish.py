@@ -1,5 +1,7 @@
 """The trainer side against an engine of plain tensors: real gloo processes, real receivers."""
 
+import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.multiprocess.trainer.trainers import (
 from torch import nn
 
 import reshard_trainer
+from reshard.board import BoardClient
 
 pytestmark = pytest.mark.multiprocess
 
@@ -59,6 +62,9 @@ def check_untouched(peer: PeerEngine) -> None:
         ("fsdp2", 3, "gloo"),
         ("hsdp", 4, "auto"),
         ("fsdp2_tp", 4, "gloo"),
+        ("fsdp1", 2, "shm"),
+        ("fsdp1_flat", 3, "gloo"),
+        ("zero3", 3, "auto"),
     ],
 )
 def test_every_step_is_served(kind: Kind, size: int, transport: str, tmp_path: Path) -> None:
@@ -317,3 +323,32 @@ def test_attaching_again_after_closing(tmp_path: Path) -> None:
             trainers.do(step)
             check_serves(peer, version + 1)
             trainers.do(close)
+
+
+def _close_dawdling(state: State) -> list[str]:
+    """Close; all but rank 0 are slow to notice what the board answers; what the logs say of it."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record)  # type: ignore[method-assign]
+    put = BoardClient.put
+
+    def dawdling(client: BoardClient, *arguments: object) -> None:
+        put(client, *arguments)  # type: ignore[arg-type]
+        time.sleep(0.3 if state.rank else 0.0)
+
+    BoardClient.put = dawdling  # type: ignore[assignment,method-assign]
+    logging.disable(logging.NOTSET)
+    logging.getLogger("reshard_trainer").addHandler(handler)
+    try:
+        close(state)
+    finally:
+        logging.disable(logging.CRITICAL)
+        BoardClient.put = put  # type: ignore[method-assign]
+    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
+
+
+def test_closing_takes_the_board_from_nobody(tmp_path: Path) -> None:
+    with PeerEngine(MODEL) as peer, Trainers(2, "fsdp2", tmp_path) as trainers:
+        trainers.attach(peer.url)
+        trainers.do(step)
+        assert [each.value for each in trainers.do(_close_dawdling)] == [[], []]

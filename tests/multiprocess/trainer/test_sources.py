@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from tests.multiprocess.trainer.models import Kind, make_indexed, wrap
 from tests.multiprocess.trainer.processes import RankFailed, join_default_group, run_ranks
+from tests.multiprocess.trainer.reading import Held, check_cover, read
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -23,30 +24,20 @@ from reshard_trainer.sources import ModuleSource
 
 pytestmark = pytest.mark.multiprocess
 
-Held = dict[str, torch.Tensor]
-
-
-def _held(source: ModuleSource) -> Held:
-    """Each canonical tensor as this rank has it: -1 where it holds nothing."""
-    out = {}
-    for held in source.layout():
-        whole = torch.full(held.shape, -1.0)
-        for region in held.regions:
-            for piece in source.table.cut(held.name, region):
-                ends = zip(piece.region.offset, piece.region.end, strict=True)
-                whole[tuple(slice(low, high) for low, high in ends)] = source.storage(
-                    piece.storage
-                ).as_strided(piece.view.shape, piece.view.stride, piece.view.offset)
-        out[str(held.name)] = whole
-    return out
-
 
 def _describe(rank: int, size: int, kind: Kind, folder: str) -> Held:
     join_default_group(rank, size, folder)
     model = wrap(make_indexed(), kind)
+    for name in ("all_gather_into_tensor", "_all_gather_base", "all_gather", "all_to_all_single"):
+        setattr(dist, name, _refused)
     source = ModuleSource(model, Ensemble.current())
-    _same_as_dtensors(source, model)
-    return _held(source)
+    if kind.startswith(("ddp", "fsdp2", "hsdp")):
+        _same_as_dtensors(source, model)
+    return read(source)
+
+
+def _refused(*_: object, **__: object) -> None:
+    raise AssertionError("a source gathers nothing")
 
 
 def _same_as_dtensors(source: ModuleSource, model: nn.Module) -> None:
@@ -58,19 +49,6 @@ def _same_as_dtensors(source: ModuleSource, model: nn.Module) -> None:
         assert held == local.numel(), (name, held, local.shape)
 
 
-def check_cover(ranks: list[Held], expected: Held) -> None:
-    """Together the ranks hold every element, each at its place."""
-    for rank in ranks:
-        assert sorted(rank) == sorted(expected)
-    for name, whole in expected.items():
-        covered = torch.zeros(whole.shape, dtype=torch.bool)
-        for at, rank in enumerate(ranks):
-            held = rank[name] >= 0
-            assert bool((rank[name] == whole)[held].all()), f"{name} on rank {at}"
-            covered |= held
-        assert bool(covered.all()), f"{name}: some elements are held by nobody"
-
-
 WORLDS: list[tuple[Kind, int]] = [
     ("ddp", 2),
     ("fsdp2", 1),
@@ -80,12 +58,34 @@ WORLDS: list[tuple[Kind, int]] = [
     ("fsdp2_dim1", 3),
     ("hsdp", 4),
     ("fsdp2_tp", 4),
+    ("fsdp1", 1),
+    ("fsdp1", 3),
+    ("fsdp1_flat", 4),
+    ("fsdp1_hybrid", 4),
+    ("zero3", 1),
+    ("zero3", 4),
 ]
 
 
 @pytest.mark.parametrize(("kind", "size"), WORLDS)
 def test_pieces_are_the_slices_that_they_claim(kind: Kind, size: int, tmp_path: Path) -> None:
     ranks = run_ranks(_describe, size, size, kind, str(tmp_path))
+
+    check_cover(ranks, make_indexed().state_dict())  # type: ignore[arg-type]
+
+
+def _left_gathered(rank: int, size: int, kind: Kind, folder: str) -> Held:
+    """FSDP1 as a forward pass leaves it that does not reshard, and as an optimizer finds it."""
+    join_default_group(rank, size, folder)
+    model = wrap(make_indexed(), kind)
+    model(torch.tensor([1, 2, 3])).backward()
+    model(torch.tensor([1, 2, 3]))
+    return read(ModuleSource(model, Ensemble.current()))
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp1_flat"])
+def test_shards_are_read_where_forward_has_left_all_gathered(kind: Kind, tmp_path: Path) -> None:
+    ranks = run_ranks(_left_gathered, 2, 2, kind, str(tmp_path))
 
     check_cover(ranks, make_indexed().state_dict())  # type: ignore[arg-type]
 
@@ -104,7 +104,7 @@ def _as_plain_shards(rank: int, size: int, even: bool, folder: str) -> Held:
     if even:
         for block in model.blocks:
             block.gate = nn.Linear(6, 16)
-    return _held(ModuleSource(wrap(model, "fsdp2_tp"), Ensemble.current()))
+    return read(ModuleSource(wrap(model, "fsdp2_tp"), Ensemble.current()))
 
 
 def test_the_oracle_sees_strided_shards_taken_for_plain_ones(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def _columns_not_contiguous(rank: int, size: int, folder: str) -> Held:
     model.w = nn.Parameter(
         DTensor.from_local(local, mesh, [Shard(1)], shape=whole.shape, stride=(7, 1))
     )
-    return _held(ModuleSource(model, Ensemble.current()))
+    return read(ModuleSource(model, Ensemble.current()))
 
 
 def test_local_shards_need_not_be_contiguous(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def _subset(rank: int, size: int, folder: str) -> Held | None:
     for payload in (b"", b"from rank 0"):
         mine = payload if ensemble.rank == 0 else b"ignored"
         assert ensemble.broadcast(mine, Deadline.after(20)) == payload
-    return _held(ModuleSource(model, ensemble))
+    return read(ModuleSource(model, ensemble))
 
 
 def test_a_policy_on_some_ranks_of_the_job(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def _seven_rows_over_six(rank: int, size: int, folder: str) -> Held:
     mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
-    return _held(ModuleSource(model, Ensemble.current()))
+    return read(ModuleSource(model, Ensemble.current()))
 
 
 def test_rows_are_where_fsdp2_cuts_them_after_tensor_parallelism(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from tests.multiprocess.trainer.models import Kind, Tied, make_indexed, wrap
+from tests.multiprocess.trainer.models import Kind, Tied, make_indexed, trained, wrap
 from tests.multiprocess.trainer.processes import FORKS, join_default_group
 from torch import nn
 
@@ -104,13 +104,16 @@ def expected(steps: int) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
-def _serve(pipe: Connection, rank: int, size: int, kind: Kind, folder: str) -> None:
+Make = Callable[[], nn.Module]
+
+
+def _serve(pipe: Connection, rank: int, size: int, kind: Kind | Make, folder: str) -> None:
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     if size > 1 or kind not in ("plain",):
         join_default_group(rank, size, folder)
-    model = wrap(make_indexed(), kind)
-    state = State(rank, model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model = kind() if callable(kind) else wrap(make_indexed(), kind)
+    state = State(rank, model, torch.optim.SGD(trained(model), lr=1.0))
     while True:
         command, arguments = pickle.loads(pipe.recv_bytes())
         start = time.monotonic()
@@ -137,9 +140,9 @@ def _serve(pipe: Connection, rank: int, size: int, kind: Kind, folder: str) -> N
 
 
 class Trainers:
-    """`size` trainer ranks, each with the indexed model."""
+    """`size` trainer ranks, each with the indexed model, or its own."""
 
-    def __init__(self, size: int, kind: Kind, folder: object) -> None:
+    def __init__(self, size: int, kind: Kind | Make, folder: object) -> None:
         self.size = size
         self._pipes: list[Connection] = []
         self._processes = []
@@ -186,13 +189,17 @@ class Trainers:
             assert each.error is None or each.error[0] != "crash", each.error
         return said
 
-    def do(self, command: Command, *arguments: object) -> list[Said]:
-        """A command on all ranks, which must go well."""
-        self.start(command, *arguments)
+    def end_well(self) -> list[Said]:
+        """How the command that was started ended, which must be well."""
         said = self.ends()
         for rank, each in enumerate(said):
             assert each.error is None, f"trainer rank {rank}: {each.error}"
         return said
+
+    def do(self, command: Command, *arguments: object) -> list[Said]:
+        """A command on all ranks, which must go well."""
+        self.start(command, *arguments)
+        return self.end_well()
 
     def fail(self, command: Command, *arguments: object) -> Said:
         """A command that must raise the same error on all ranks; rank 0's answer."""

@@ -1,6 +1,5 @@
 """Processes of the session tests: default groups, several sessions, shared memory, networks."""
 
-import ctypes
 import os
 import threading
 import time
@@ -25,15 +24,17 @@ from tests.multiprocess.transport.worlds import (
     random_world,
     sources,
 )
+from tests.support.networks import enter_network
 
 from reshard.board import BoardClient, BoardServer, Deadline, Invitation
 from reshard.errors import ReshardError
 from reshard.ids import GroupRank
 from reshard.layout.region import Region
 from reshard.plan import Move
+from reshard.session import Share
 from reshard.transport.exchange import Exchange
 from reshard.transport.group import RefitGroup, open_group
-from reshard.transport.shm import Share, ShmExchange, _Attached
+from reshard.transport.shm import ShmExchange, _Attached
 
 
 def refit_once(
@@ -283,14 +284,6 @@ def served_by_rank_0(
         bucket_bytes=4096,
     )
     return until_it_fails(exchange, seconds, (where / f"busy{rank}").touch)
-
-
-def enter_network(name: str) -> None:
-    """Move this process into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path(f"/run/netns/{name}").open() as namespace:
-        if libc.setns(namespace.fileno(), 0x40000000) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
 
 
 def rebuilt_without(

@@ -1,5 +1,7 @@
 """What the processes of the transport tests run."""
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -124,7 +126,8 @@ def refit_until_it_fails(
     """Refit again and again; the error that ended it, and how long the last attempt took.
 
     Args:
-        trouble: what rank 1 does: `killed`, `stopped` (by the test), `raises`, `late`.
+        trouble: what rank 1 does: `killed`, `stopped` (by the test), `raises`, `late`
+            (never comes to a refit), `dies` (is killed before it comes).
     """
     world = one_big_world(64 * 1024)
     group = join(invitation, session, rank, 2, 4, 30)
@@ -141,10 +144,12 @@ def refit_until_it_fails(
         write=nowhere if rank < 2 else locate(store),
         bucket_bytes=4096,
     )
-    if (rank, trouble) == (1, "late"):
+    if rank == 1 and trouble in ("late", "dies"):
         run = exchange.run
 
         def late(deadline: Deadline, attempt: int) -> ExchangeReport:
+            if attempt == 3 and trouble == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
             if attempt == 3:
                 time.sleep(3600)
             return run(deadline, attempt)

@@ -111,6 +111,26 @@ def test_all_faults_of_a_file_are_listed() -> None:
     )
 
 
+def test_no_fault_hides_another() -> None:
+    assert faults(
+        tensor(
+            shape=[8, -1],
+            source=side(mesh=[1, 2], placements=["Q", "SS0/0"]),
+            destination=side(ranks=[-1, 0], placements=["S0", "S1"]),
+        ),
+        tensor(name="v", destination=side(placements=["Q", "S2"])),
+    ) == (
+        "w: shape: expected a list of integers from 0 to 281474976710655, not [8, -1]",
+        "w: source: unknown placement 'Q'; expected R, S<dim>, SS<dim>/<split_factor> or F",
+        "w: source: placement SS0/0 has split factor 0",
+        "w: destination: ranks: expected a list of integers from 0 to 1048575, not [-1, 0]",
+        "w: destination: 2 placements for a mesh of 1 axes",
+        "v: destination: unknown placement 'Q'; expected R, S<dim>, SS<dim>/<split_factor> or F",
+        "v: destination: 2 placements for a mesh of 1 axes",
+        "v: destination: placement S2 shards dim 2 of a 2-d tensor",
+    )
+
+
 @pytest.mark.parametrize(
     ("entry", "fault"),
     [

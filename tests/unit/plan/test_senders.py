@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.plan.oracles import (
+    Amounts,
     amounts_of,
     first_holder,
     least_largest_load,
@@ -92,3 +93,51 @@ def test_the_bound_is_exact_where_units_hide_it() -> None:
 
 def test_nothing_to_send() -> None:
     assert balance({}) == ({}, Fraction(0))
+
+
+def hsdp(shapes: list[tuple[tuple[int, ...], int]]) -> tuple[SideLayout, SideLayout, Amounts]:
+    """FSDP over 64 ranks, four replicas, to 16 engine replicas of 8 tensor-parallel ranks.
+
+    Each shape with the dim that the engine cuts; the amounts are worked out from the chunk rule.
+    """
+    trainer = Mesh((4, 64), tuple(range(256)))
+    engine = Mesh((16, 8), tuple(range(256, 384)))
+    held, needed, amounts = [], [], Counter[tuple[int, ...]]()
+    for number, (shape, dim) in enumerate(shapes):
+        names = [FQN(f"layers.{i}.w{number}") for i in range(3)]
+        held.append((names, Sharding(trainer, (Replicate(), Shard(0)), shape), _WIRE[0]))
+        needed.append((names, Sharding(engine, (Replicate(), Shard(dim)), shape), _WIRE[1]))
+        step = -(-shape[0] // 64)
+        for shard in range(64):
+            rows = max(0, min(step, shape[0] - shard * step))
+            holders = tuple(replica * 64 + shard for replica in range(4))
+            # Sixteen engine replicas want each element, in two bytes, of three layers.
+            amounts[holders] += rows * shape[1] * 2 * 3 * 16
+    return SideLayout.from_shardings(held), SideLayout.from_shardings(needed), amounts
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [((8192, 8192), 0), ((28672, 8192), 0), ((8192, 28672), 1)],
+        # Rows that 64 ranks do not share evenly: 128,256 are 64 x 2,004; of 1,000, two are idle.
+        [((128256, 8192), 0), ((1000, 512), 1), ((70, 64), 1), ((8192, 1024), 0)],
+    ],
+)
+def test_replicas_of_256_ranks_share_the_sending(
+    shapes: list[tuple[tuple[int, ...], int]],
+) -> None:
+    sources, destinations, amounts = hsdp(shapes)
+    plan = make_plan(sources, destinations)
+    least = least_largest_load(amounts)
+    largest = max(plan.sent_bytes.values())
+    assert sum(plan.sent_bytes.values()) == sum(amounts.values())
+    assert plan.bounds.max_sent_bytes == pytest.approx(least, rel=1e-6)
+    assert largest <= 1.01 * least
+    assert largest <= first_holder(amounts) / 3.9
+    # Round robin: the first holder of a set begins, so that it sends the odd element.
+    in_turn: Counter[int] = Counter()
+    for holders, nbytes in amounts.items():
+        in_turn[holders[0]] += -(-int(nbytes) // (2 * len(holders))) * 2
+    assert largest <= max(in_turn.values())
+    assert plan.redundancy == 1.0

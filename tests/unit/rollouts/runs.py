@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from tests.unit.rollouts.simulated import Prompts, SimulatedEngine, SimulatedTrainer
 
 from reshard.ids import PolicyVersion
+from reshard_trainer.engines import InFlight
 from reshard_trainer.rollouts.asynchronous import AsynchronousRollouts
 from reshard_trainer.rollouts.buffer import Batch
 from reshard_trainer.rollouts.clock import now
 from reshard_trainer.rollouts.desk import DeskSettings, SavedDesk
 from reshard_trainer.rollouts.generating import Generating
-from reshard_trainer.rollouts.refresh import InFlight
 from reshard_trainer.rollouts.reward import Reward, immediate
 from reshard_trainer.rollouts.rollout import EngineName, Prompt, Rollout
 from reshard_trainer.rollouts.sampling import Sampling

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from reshard.errors import EngineError
 from reshard.ids import PolicyVersion
+from reshard_trainer.engines import InFlight
 from reshard_trainer.rollouts.clock import Until, now
 from reshard_trainer.rollouts.errors import EngineFault
-from reshard_trainer.rollouts.refresh import Boundary, InFlight, Refreshed
+from reshard_trainer.rollouts.refresh import Boundary, Refreshed
 from reshard_trainer.rollouts.rollout import (
     EngineName,
     Prompt,

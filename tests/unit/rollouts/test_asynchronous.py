@@ -14,10 +14,10 @@ from tests.unit.rollouts.virtual_time import Deadlock, run
 from reshard.errors import DeadlineExceeded
 from reshard.ids import PolicyVersion
 from reshard.wire import decode, encode
+from reshard_trainer.engines import InFlight
 from reshard_trainer.rollouts.buffer import Batch
 from reshard_trainer.rollouts.desk import SavedDesk
 from reshard_trainer.rollouts.errors import PromptsExhausted, RolloutError
-from reshard_trainer.rollouts.refresh import InFlight
 from reshard_trainer.rollouts.rollout import EngineName, Prompt, Rollout
 from reshard_trainer.rollouts.sequential import SequentialRollouts, batch_of
 from reshard_trainer.rollouts.staleness import StalenessBound
@@ -204,6 +204,30 @@ def test_stragglers_are_evicted_counted_and_do_not_hold_up_the_trainer() -> None
     numbers = both.rollouts.meter.registry
     evicted = numbers.get_sample_value("reshard_groups_total", {"outcome": "evicted_running"})
     assert evicted == counters.evicted_running
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2, 4])
+def test_no_prompt_starves(max_staleness: int) -> None:
+    """Beside an engine that is always too slow and one that crashes: asked again, oldest first."""
+    chance = random.Random(1)
+    fast = SimulatedEngine(
+        EngineName("fast"), slots=4, token_seconds=0.5, jitter=0.9, crash_share=0.01, chance=chance
+    )
+    slow = SimulatedEngine(
+        EngineName("slow"), slots=4, token_seconds=1000.0, jitter=0.9, chance=chance
+    )
+    bound = StalenessBound(batch=3, max_staleness=max_staleness)
+    engines = [fast, slow]
+    refresh = {engine.name: 0.1 for engine in engines}
+    scenario = Scenario(bound, steps=40, engines=engines, refresh_seconds=refresh)
+    outcome = run(drive(scenario), seconds=1e7)
+    # A prompt's turn is the step that would train it, if all were answered in order.
+    longest = 6 * (max_staleness + 1)
+    for version, batch in enumerate(outcome.batches):
+        for taken in batch.groups:
+            assert version - taken.serial // bound.batch <= longest
+    trained = set(outcome.serials)
+    assert all(serial in trained for serial in range((scenario.steps - longest) * bound.batch))
 
 
 def test_a_slow_link_holds_up_nobody_and_skips_versions() -> None:

@@ -4,6 +4,8 @@ import json
 import logging
 
 from reshard.ids import PolicyVersion
+from reshard_trainer import rollouts
+from reshard_trainer.reports import EngineReport, RefitReport
 from reshard_trainer.rollouts.logs import JsonLines
 from reshard_trainer.rollouts.meter import Meter
 from reshard_trainer.rollouts.rollout import EngineName
@@ -25,6 +27,18 @@ def test_a_log_line_holds_the_exception() -> None:
     assert "boom" in json.loads(JsonLines("r", lambda: 0).format(record))["exception"]
 
 
+def test_a_publish_is_counted_engine_by_engine() -> None:
+    meter = Meter()
+    good = EngineReport("a", PolicyVersion(1), seconds={"pause": 0.25}, received_bytes=(3, 4))
+    bad = EngineReport("b", error="gone")
+    meter.published(RefitReport(PolicyVersion(1), 1.0, {"a": good, "b": bad}))
+    value = meter.registry.get_sample_value
+    assert value("reshard_refits_total", {"engine": "a", "outcome": "done"}) == 1
+    assert value("reshard_refits_total", {"engine": "b", "outcome": "failed"}) == 1
+    assert value("reshard_refit_bytes_total", {"engine": "a"}) == 7
+    assert value("reshard_refit_seconds_sum", {"engine": "a", "phase": "pause"}) == 0.25
+
+
 def test_two_meters_share_no_numbers() -> None:
     first, second = Meter(), Meter()
     first.refit("e", error="", received_bytes=10, seconds={"commit": 0.5})
@@ -36,3 +50,7 @@ def test_two_meters_share_no_numbers() -> None:
     assert value("reshard_version", {"name": "e"}) == 3
     assert value("reshard_idle_seconds_total", {"side": "engine", "name": "e"}) == 2.0
     assert second.registry.get_sample_value("reshard_version", {"name": "e"}) is None
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(rollouts, name) for name in rollouts.__all__)

@@ -180,3 +180,27 @@ def test_old_versions_are_retired_and_a_slow_reader_is_told(tmp_path: Path) -> N
         StoreReader(tmp_path, 1)
     with pytest.raises(StoreError, match="keep=0"):
         retire(tmp_path, keep=0)
+
+
+def test_two_versions_are_read_at_once_while_a_third_is_written(tmp_path: Path) -> None:
+    written = {version: stored(tmp_path, version) for version in (1, 2)}
+    readers = {version: StoreReader(tmp_path, version) for version in written}
+    for row in range(10):
+        if row == 5:
+            stored(tmp_path, 3)
+        for version, reader in readers.items():
+            region = Region((row, 0), (1, 6))
+            assert torch.equal(reader.read(W, region), cut(written[version], region))
+
+
+def test_tied_weights_are_written_once_and_read_under_both_names(tmp_path: Path) -> None:
+    values, whole = coded(4, 3), Region.whole((4, 3))
+    names = (FQN("embed"), FQN("head"))
+    layout = RankLayout(
+        GroupRank(0), tuple(TensorLayout(name, (4, 3), "float32", (whole,)) for name in names)
+    )
+    write_shard(tmp_path, "run", 1, layout, lambda _, region: cut(values, region))
+    seal(tmp_path, "run", 1, 1)
+    assert list(load_file(folder_of(tmp_path, 1) / shard_name(0))) == ["embed#0"]
+    for name in names:
+        assert torch.equal(StoreReader(tmp_path, 1).read(name, whole), values)

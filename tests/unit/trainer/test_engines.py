@@ -8,7 +8,7 @@ from tests.unit.trainer.stub_server import Answer, Asked, StubServer
 from reshard.board import Deadline
 from reshard.engine_control import EngineControl, EngineDescription
 from reshard.errors import DeadlineExceeded, EngineError
-from reshard_trainer.engines import HttpEngine
+from reshard_trainer.engines import HttpEngine, InFlight
 
 SESSION = {"run_id": "r", "engine": "e"}
 
@@ -32,12 +32,15 @@ def _soon() -> Deadline:
 
 @contextmanager
 def _stub(
-    answers: Mapping[str, Answer], host: str = "127.0.0.1", **options: Mapping[str, str]
+    answers: Mapping[str, Answer],
+    host: str = "127.0.0.1",
+    headers: Mapping[str, str] | None = None,
+    in_flight: InFlight = "keep",
 ) -> Iterator[tuple[StubServer, HttpEngine]]:
     """A server and its client, both closed at the end."""
     with (
         StubServer(answers, host) as stub,
-        closing(HttpEngine(f"{stub.url}/", **options)) as engine,
+        closing(HttpEngine(f"{stub.url}/", headers=headers, in_flight=in_flight)) as engine,
     ):
         yield stub, engine
 
@@ -296,3 +299,10 @@ def test_names_of_urls(url: str, name: str) -> None:
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(EngineError, match="is not a URL such as"):
         HttpEngine(url)
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "wait", "abort"])
+def test_a_pause_says_what_becomes_of_running_requests(in_flight: InFlight) -> None:
+    with _stub(_answers(), in_flight=in_flight) as (stub, engine):
+        engine.pause(_soon())
+    assert [asked.target for asked in stub.asked] == [f"/pause?mode={in_flight}&clear_cache=false"]

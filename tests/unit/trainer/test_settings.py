@@ -15,6 +15,17 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
+def test_a_bound_on_memory_needs_an_install_that_has_one() -> None:
+    with pytest.raises(ReshardError, match='choose install="in_place"'):
+        Settings(buffer_bytes=2**20)
+    with pytest.raises(ReshardError, match="at least 1024"):
+        Settings(buffer_bytes=100, install="in_place")
+    skip = {"install": "in_place", "overlap": True, "busy_engines": "skip"}
+    with pytest.raises(ReshardError, match="the copy that a slow engine reads has no bound"):
+        Settings(buffer_bytes=2**20, **skip)  # type: ignore[arg-type]
+    Settings(buffer_bytes=2**20, share="live", **skip)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("host", "group_host"), [("", None), ("127.0.0.1", None), ("lo", "lo")])
 def test_only_an_interface_is_the_same_on_every_machine(host: str, group_host: str | None) -> None:
     assert Settings(host=host).group_host == group_host

@@ -7,8 +7,11 @@
         while hook.version < steps:
             batch = rollouts.take(hook.version, seconds=600)
             ...
+            rollouts.publish(hook.version + 1)
             optimizer.step()
-            rollouts.publish(hook.version)
+
+A version is published to the rollouts before the step that makes it: engines have it before
+`step()` returns, and what they sample by then would else bear a label that nobody knows.
 
 Not here: what the calls do (`asynchronous.py`, `sequential.py`).
 """
@@ -118,7 +121,7 @@ class BackgroundAsynchronous:
         return self._thread.call(work, seconds + _GRACE_SECONDS)
 
     def publish(self, version: PolicyVersion) -> None:
-        """Engines may have this version from now on."""
+        """Engines may have this version from now on; call it before the hook brings it to them."""
 
         async def publish() -> None:
             self._rollouts.publish(version)

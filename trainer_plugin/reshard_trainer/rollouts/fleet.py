@@ -181,7 +181,7 @@ class Fleet:
         seat.trouble = reason
         seat.fenced = reason if fenced else ""
         logger.warning(
-            "engine %s did not get version %d (%d times in a row): %s",
+            "engine %s did not get version %d or newer (%d times in a row): %s",
             seat.name, version, seat.refresh_failures, reason,
         )  # fmt: skip
         self.changed.beat()

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass, field
 
+from reshard_trainer.engines import InFlight
 from reshard_trainer.rollouts.client import RolloutClient
 from reshard_trainer.rollouts.errors import RolloutError
 from reshard_trainer.rollouts.fleet import Fleet
-from reshard_trainer.rollouts.refresh import InFlight
 from reshard_trainer.rollouts.reward import Reward
 from reshard_trainer.rollouts.sampling import Sampling
 

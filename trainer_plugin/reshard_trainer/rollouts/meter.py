@@ -5,8 +5,8 @@ not share numbers. Serve it with `prometheus_client.start_http_server(port, regi
 names are listed in `docs/protocols.md`.
 """
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -17,6 +17,23 @@ Side = Literal["trainer", "engine"]
 
 _LAGS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 _SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+class _PublishedEngine(Protocol):
+    @property
+    def error(self) -> str: ...
+    @property
+    def received_bytes(self) -> Sequence[int]: ...
+    @property
+    def seconds(self) -> Mapping[str, float]: ...
+
+
+class Published(Protocol):
+    """What is counted of `reshard_trainer.RefitReport`."""
+
+    @property
+    def engines(self) -> Mapping[str, _PublishedEngine]:
+        """Each engine's part, by name."""
 
 
 class Meter:
@@ -123,6 +140,16 @@ class Meter:
         self._refreshes.labels(engine, "failed" if version is None else "done").inc()
         if version is not None:
             self._version.labels(engine).set(version)
+
+    def published(self, report: Published) -> None:
+        """A publish has ended: `attach(on_report=meter.published)`."""
+        for name, engine in report.engines.items():
+            self.refit(
+                name,
+                error=engine.error,
+                received_bytes=sum(engine.received_bytes),
+                seconds=engine.seconds,
+            )
 
     def refit(
         self, engine: str, *, error: str, received_bytes: int, seconds: Mapping[str, float]

@@ -18,6 +18,7 @@ from reshard_trainer.rollouts.desk import Assignment
 from reshard_trainer.rollouts.errors import RolloutError
 from reshard_trainer.rollouts.fleet import SHORTEST_REST_SECONDS, Seat
 from reshard_trainer.rollouts.gate import Ticket
+from reshard_trainer.rollouts.idleness import measure_idleness
 from reshard_trainer.rollouts.pace import Pace
 from reshard_trainer.rollouts.workshop import Workshop
 
@@ -48,7 +49,7 @@ class Producer:
                 loops.create_task(self._follow_news())
                 loops.create_task(self._stay_current())
                 loops.create_task(self._admit())
-                loops.create_task(self._measure_idleness())
+                loops.create_task(measure_idleness(self._fleet, self._seat, self._shop.meter))
         finally:
             await self._give_up_all("its engine has left")
 
@@ -83,7 +84,12 @@ class Producer:
             if seat.refresh_failures:
                 await asyncio.sleep(self._fleet.rest_seconds(seat.refresh_failures))
             await asyncio.sleep(max(0.0, seat.rest_until - now()))
-            await self._shop.renewal.renew(seat, self._published or target)
+            await self._shop.renewal.renew(seat, self._next())
+
+    def _next(self) -> PolicyVersion:
+        """The least version that brings the engine on: a slow one may skip what is newest now."""
+        known = self._seat.version
+        return PolicyVersion(0) if known is None else PolicyVersion(known + 1)
 
     def _behind(self, target: PolicyVersion) -> bool:
         seat = self._seat
@@ -198,13 +204,6 @@ class Producer:
             if task.cancelled():
                 with contextlib.suppress(ReshardError):
                     await self._shop.desk.give_up(ticket, reason, 0)
-
-    async def _measure_idleness(self) -> None:
-        while True:
-            since, idle = now(), not self._seat.requests
-            await self._fleet.changed.next(Until.after(_PATIENCE_SECONDS))
-            if idle:
-                self._shop.meter.idle("engine", self._seat.name, now() - since)
 
 
 async def wait_any(first: "asyncio.Task[object]", second: "asyncio.Task[object]") -> None:

@@ -14,19 +14,13 @@ from typing import Final, Literal, Protocol
 
 from reshard.errors import EngineError, ReshardError
 from reshard.ids import PolicyVersion
+from reshard_trainer.engines import InFlight
 from reshard_trainer.rollouts.clock import Until
 from reshard_trainer.rollouts.endpoint import Endpoint
 from reshard_trainer.rollouts.errors import EngineFault, EngineFenced, RolloutError
 from reshard_trainer.rollouts.fleet import Fleet, Seat
 from reshard_trainer.rollouts.meter import Meter
 from reshard_trainer.rollouts.rollout import EngineName
-
-InFlight = Literal["keep", "wait", "abort"]
-"""What becomes of running requests when the weights change.
-
-`keep`: they go on, their version span is split. `wait`: they end first. `abort`: they are answered
-with the tokens so far, and sent again behind them.
-"""
 
 Boundary = AbstractAsyncContextManager[None]
 """Entered right before an engine's weights change, left right after."""
@@ -173,25 +167,34 @@ class Publishes(Protocol):
 
 
 class HookRefresher:
-    """For a trainer whose hook brings all engines to a version before `step()` returns.
+    """For a trainer whose hook brings all engines to each version that it publishes.
 
     Nothing is left to do but to look at the hook's report of this engine; not at the label that
-    the engine bears, which may be another run's. The hook holds running requests while the weights
-    change (`keep`).
+    the engine bears, which may be another run's. What becomes of running requests is the engine's
+    own doing when the hook pauses it: aborted ones are answered, and the client sends them again
+    behind their tokens; held or new ones run on when it is resumed.
 
     Attributes:
-        can: `keep` alone.
+        can: what the hook's engines do with running requests, that alone.
     """
 
-    can: Collection[InFlight] = frozenset[InFlight](("keep",))
+    can: Collection[InFlight]
 
-    def __init__(self, hook: Publishes, *, kv: Literal["reset", "kept"] = "reset") -> None:
+    def __init__(
+        self,
+        hook: Publishes,
+        *,
+        kv: Literal["reset", "kept"] = "reset",
+        in_flight: InFlight = "keep",
+    ) -> None:
         """Look at a hook.
 
         Args:
             hook: from `reshard_trainer.attach`.
             kv: `kept` if it was attached with `prefix_cache="keep"`.
+            in_flight: as its engines were given: `HttpEngine(url, in_flight=...)`.
         """
+        self.can = frozenset[InFlight]((in_flight,))
         self._hook = hook
         self._kv = kv
 

@@ -18,6 +18,7 @@ from reshard_trainer.rollouts.endpoint import Endpoint
 from reshard_trainer.rollouts.errors import EngineFault
 from reshard_trainer.rollouts.fleet import Fleet, Seat
 from reshard_trainer.rollouts.generating import Generating
+from reshard_trainer.rollouts.idleness import measure_idleness
 from reshard_trainer.rollouts.meter import Meter
 from reshard_trainer.rollouts.prompts import PromptSource
 from reshard_trainer.rollouts.refresh import Refresher, Renewal
@@ -75,6 +76,7 @@ class SequentialRollouts:
         self.meter = meter or Meter()
         self.fleet = Fleet(how.chance)
         self._how = how
+        self._idleness: dict[EngineName, asyncio.Task[None]] = {}
         self._refresh = refresh
         self._client = how.client(self.fleet)
         self._renewal = Renewal(
@@ -93,11 +95,17 @@ class SequentialRollouts:
         """
         for endpoint in endpoints:
             await endpoint.check(Until.after(self._how.check_seconds))
-            self.fleet.join(endpoint)
+            seat = self.fleet.join(endpoint)
+            self._idleness[seat.name] = asyncio.create_task(
+                measure_idleness(self.fleet, seat, self.meter)
+            )
 
     async def leave(self, name: EngineName) -> None:
         """An engine leaves; requests that it works on are sent elsewhere."""
         seat = self.fleet.leave(name)
+        idleness = self._idleness.pop(name)
+        idleness.cancel()
+        await asyncio.gather(idleness, return_exceptions=True)
         await seat.endpoint.close()
 
     async def generate(

@@ -57,6 +57,7 @@ class RankReport(msgspec.Struct, frozen=True):
         computed_bytes: bytes that the loader computes with.
         refused_bytes: bytes whose destination is refused.
         refused: reason by parameter.
+        excess: by parameter, bytes that travel beyond what it keeps, and why.
         uncovered: by parameter, elements that no checkpoint tensor fills.
         unused: checkpoint tensors that this rank ignores.
         tensors: places by checkpoint tensor.
@@ -73,6 +74,7 @@ class RankReport(msgspec.Struct, frozen=True):
     computed_bytes: int = 0
     refused_bytes: int = 0
     refused: dict[str, str] = {}
+    excess: dict[str, str] = {}
     uncovered: dict[str, int] = {}
     unused: tuple[str, ...] = ()
     tensors: dict[str, tuple[Place, ...]] = {}

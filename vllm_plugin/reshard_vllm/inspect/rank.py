@@ -15,9 +15,11 @@ from reshard_vllm.inspect.codes import coded
 from reshard_vllm.inspect.messages import Place, RankReport
 from reshard_vllm.inspect.state import addresses, differences, state_of
 from reshard_vllm.install import checkpoint
-from reshard_vllm.install.classes import class_bytes, find_faults, kind_of, slot_of
+from reshard_vllm.install.classes import class_bytes, find_faults, kind_of
+from reshard_vllm.install.evidence import Proof
 from reshard_vllm.install.installer import VllmInstaller
-from reshard_vllm.install.proof import Proof, prove
+from reshard_vllm.install.proof import prove
+from reshard_vllm.recording.landing import slot_of
 from reshard_vllm.recording.loader_map import LoaderMap, layout_of
 
 _INSTALLS: tuple[Install, ...] = ("staged", "in_place")
@@ -77,6 +79,11 @@ def _describe(
         computed_bytes=counts["computed"],
         refused_bytes=counts["refused"],
         refused=dict(faults.refused),
+        excess={
+            key: f"{excess.nbytes} bytes: {', '.join(excess.operations)} of all of "
+            + ", ".join(excess.names)
+            for key, excess in recorded.landings.excess.items()
+        },
         uncovered=dict(faults.uncovered),
         unused=recorded.unused,
         tensors={
@@ -100,7 +107,10 @@ def _verify(
     specs: tuple[TensorSpec, ...],
     seeds: tuple[int, ...],
 ) -> list[str]:
-    """Refit with each coding and with the checkpoint, in both modes; what differs from vLLM's."""
+    """Refit with each coding and with the checkpoint, in both modes; what differs from vLLM's.
+
+    The checkpoint comes last in each mode, after all parameters have lost their values.
+    """
     start = state_of(loading.load_checkpoint(config), config)
     places = addresses(model)
     equal = _equal_names(recorded, proof)
@@ -116,12 +126,19 @@ def _verify(
             write(installer, tensors())
             lines = differences(state_of(model, config), fresh[seed])
             found += [f"{install}, coding {seed}: {line}" for line in lines]
+        _lose_parameters(model)
         write(installer, checkpoint.read(config, model))
         lines = differences(state_of(model, config), start)
         found += [f"{install}, back to the checkpoint: {line}" for line in lines]
         moved = [name for name, address in addresses(model).items() if places[name] != address]
         found += [f"{install}: {name} moved in memory" for name in moved]
     return found
+
+
+def _lose_parameters(model: torch.nn.Module) -> None:
+    """As an engine that slept (level 2) and woke: all that it gets back are its buffers."""
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan") if parameter.is_floating_point() else 1)
 
 
 def _equal_names(recorded: LoaderMap, proof: Proof) -> dict[str, str]:

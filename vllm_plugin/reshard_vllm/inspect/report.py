@@ -23,6 +23,7 @@ def as_json(reports: Sequence[RankReport]) -> Json:
         "repacked_bytes": sum(report.repacked_bytes for report in reports),
         "computed_bytes": sum(report.computed_bytes for report in reports),
         "refused": _merged(reports, "refused"),
+        "excess": _merged(reports, "excess"),
         "uncovered": _merged(reports, "uncovered"),
         "unused": sorted(unused(reports)),
         "bit_identical": bit_identical(reports),
@@ -117,6 +118,9 @@ def _problems(reports: Sequence[RankReport]) -> list[str]:
     lines += [
         f"uncovered {key}: {count} elements get no checkpoint tensor"
         for key, count in _merged(reports, "uncovered").items()
+    ]
+    lines += [
+        f"travels beyond what {key} keeps: {why}" for key, why in _merged(reports, "excess").items()
     ]
     ignored = sorted(unused(reports))
     if ignored:

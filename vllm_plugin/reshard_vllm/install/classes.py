@@ -13,9 +13,9 @@ from reshard.ids import FQN
 from reshard.layout.boxes import union
 from reshard.layout.region import Region
 from reshard.session import TensorSpec
-from reshard_vllm.install.proof import Proof
+from reshard_vllm.install.evidence import Proof
 from reshard_vllm.install.shadow import coverage
-from reshard_vllm.recording.landings import Landing
+from reshard_vllm.recording.landing import Landing, slot_of
 from reshard_vllm.recording.loader_map import LoaderMap
 
 Kind = Literal["direct", "repacked", "computed", "refused"]
@@ -46,9 +46,12 @@ class Faults:
         return (*refused, *uncovered)
 
 
-def slot_of(storage: str) -> str:
-    """The slot whose storage, or whose program's buffer, is called `storage`."""
-    return storage.rpartition("#")[0] or storage
+def written_slots(recorded: LoaderMap) -> list[str]:
+    """The slots that the loader fills with anything, constants included, sorted."""
+    found = recorded.landings
+    landed = {slot_of(landing.piece.storage) for landing in found.landings}
+    noted = {key for notes in (found.constants, found.programs) for key in notes if notes[key]}
+    return sorted(landed | noted)
 
 
 def kind_of(recorded: LoaderMap, proof: Proof, storage: str) -> Kind:
@@ -91,10 +94,9 @@ def class_bytes(recorded: LoaderMap, proof: Proof, specs: Iterable[TensorSpec]) 
 
 def find_faults(recorded: LoaderMap, proof: Proof, model: torch.nn.Module) -> Faults:
     """Everything that keeps the trainer's tensors from being installed."""
-    written = {slot_of(landing.piece.storage) for landing in recorded.landings.landings}
     refused = {
         key: recorded.landings.refused.get(key) or proof.reasons[key]
-        for key in sorted(written | recorded.landings.refused.keys())
+        for key in sorted({*written_slots(recorded), *recorded.landings.refused})
         if key in recorded.landings.refused or proof.classes.get(key, "refused") == "refused"
     }
     parameters = dict(model.named_parameters(remove_duplicate=False))

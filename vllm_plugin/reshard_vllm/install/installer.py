@@ -5,6 +5,7 @@ and repeats the post-load steps, while nothing is generated. `in_place`: what is
 in the live parameters, only repacked layers have shadows.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -18,11 +19,13 @@ from reshard.layout.holding import TensorLayout
 from reshard.layout.pieces import Piece
 from reshard.layout.region import Region
 from reshard.layout.table import PieceTable
+from reshard.layout.view import StridedView
 from reshard.session import ClassBytes, Install, TensorSpec
-from reshard_vllm.install.classes import class_bytes, find_faults, slot_of, wire_dtype
-from reshard_vllm.install.postload import Layer, rerun
-from reshard_vllm.install.proof import Proof
-from reshard_vllm.install.shadow import Shadow
+from reshard_vllm.install.classes import class_bytes, find_faults, wire_dtype, written_slots
+from reshard_vllm.install.evidence import Proof
+from reshard_vllm.install.notes import notes_of
+from reshard_vllm.install.postload import Layer, keeps_nothing, rerun
+from reshard_vllm.install.shadow import Shadow, run
 from reshard_vllm.recording.loader_map import LoaderMap
 
 
@@ -32,6 +35,7 @@ class VllmInstaller:
     Attributes:
         classes: bytes that this rank receives, by class of destination.
         faults: why the trainer's tensors cannot be installed; empty if they can.
+        notes: what a refit leaves as it was, or makes up, one line each.
         unused: canonical names that this rank's loader ignores.
         basis: what the classes were proven by.
     """
@@ -56,9 +60,7 @@ class VllmInstaller:
             ]
         )
         self._specs = {FQN(spec.name): spec for spec in specs}
-        self._written = sorted(
-            {slot_of(landing.piece.storage) for landing in recorded.landings.landings}
-        )
+        self._written = written_slots(recorded)
         self._shadowed = [key for key in self._written if install == "staged" or self._apart(key)]
         self.faults = find_faults(recorded, proof, model).lines()
         self._shadow = Shadow(
@@ -69,6 +71,7 @@ class VllmInstaller:
         self._tables = self._build_tables()
         counts = class_bytes(recorded, proof, specs) if not self.faults else {}
         self.classes = ClassBytes(**{k: n for k, n in counts.items() if k != "refused"})
+        self.notes = notes_of(config, recorded, proof, specs)
         self.unused = recorded.unused
         self.basis = proof.basis
 
@@ -94,19 +97,44 @@ class VllmInstaller:
         return [(piece.region, self._place(piece)) for piece in pieces]
 
     def begin(self) -> None:
-        """Nothing to prepare: shadows are kept from refit to refit."""
+        """Write the loader's constants where what arrives will lie around them, or over them.
+
+        Shadows are kept from refit to refit, and have theirs since they were made.
+        """
+        for key in self._written:
+            if key not in self._shadowed:
+                run(
+                    self._recorded.landings.constants.get(key, ()),
+                    functools.partial(self._live_view, key),
+                )
 
     def commit(self) -> None:
-        """Compute, copy into the live parameters, repeat the post-load steps of what changed."""
+        """Compute, copy into the live parameters, repeat the post-load steps of what changed.
+
+        Parameters that no tensor fills get what they had when the engine started: an engine that
+        slept may have lost them.
+        """
         self._shadow.compute()
         self._check_ties()
+        for key, value in self._proof.kept.items():
+            if self._proof.classes[key] == "direct" and key not in self._written:
+                self._live[key].data.copy_(value)
         for key in self._shadowed:
             if self._proof.classes[key] == "direct":
                 self._live[key].data.copy_(self._shadow.tensor(key))
             for name in self._proof.copies.get(key, ()):
                 self._live[name].data.copy_(self._shadow.named(key, name))
-        changed = {layer for key in self._written for layer in self._proof.owners.get(key, ())}
+        owners = self._proof.owners
+        changed = {layer for key in self._written for layer in owners.get(key, ())}
+        other = {
+            layer
+            for key, layers in owners.items()
+            if self._proof.classes.get(key) != "direct"
+            for layer in layers
+        }
         for name, layer in self._proof.layers.items():
+            if not layer.deferred and name not in other and keeps_nothing(layer):
+                continue
             if layer.deferred or name in changed:
                 rerun(layer, self._config, self._loaded(layer))
 
@@ -131,9 +159,10 @@ class VllmInstaller:
     def _loaded(self, layer: Layer) -> dict[str, torch.Tensor]:
         """Repacked parameters of a layer, in load layout, by local name."""
         prefix = layer.parameter_name("")
-        values = dict(self._proof.kept) | {
-            key: self._shadow.tensor(key)
-            for key in self._shadowed
+        received = {key: self._shadow.tensor(key) for key in self._shadowed}
+        values = {
+            key: value
+            for key, value in {**self._proof.kept, **received}.items()
             if self._proof.classes[key] == "repacked"
         }
         loaded = {}
@@ -162,6 +191,10 @@ class VllmInstaller:
     def _place(self, piece: Piece) -> torch.Tensor:
         if piece.storage in self._shadow.flat or piece.storage in self._shadow.stages:
             return self._shadow.place(piece.storage, piece.view)
-        live = self._live[piece.storage].data
-        start = live.storage_offset() - self._recorded.slots[piece.storage].offset
-        return live.as_strided(piece.view.shape, piece.view.stride, start + piece.view.offset)
+        return self._live_view(piece.storage, piece.view)
+
+    def _live_view(self, key: str, view: StridedView) -> torch.Tensor:
+        """A view of a slot's load-layout storage, in the live parameter."""
+        live = self._live[key].data
+        start = live.storage_offset() - self._recorded.slots[key].offset
+        return live.as_strided(view.shape, view.stride, start + view.offset)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from reshard.errors import RecordingError
 from reshard_vllm.install.handlers import held_by, keep, put_back
@@ -50,6 +52,17 @@ def layers_of(model: torch.nn.Module) -> Iterator[Layer]:
         if is_deferred_attention_layer(module):
             deferred.append(Layer(name, module, deferred=True))
     yield from deferred
+
+
+def keeps_nothing(layer: Layer) -> bool:
+    """Whether the step has left nothing beside the parameters that could depend on their values.
+
+    Only of methods whose step does no more than choose a kernel, and pack what that wants. Where no
+    kernel fits, vLLM finds that out anew each time, a millisecond a layer.
+    """
+    method = type(getattr(layer.module, "quant_method", None))
+    known = method in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+    return known and not _plain_tensors(layer.module) and not held_by(layer.module)
 
 
 def _has_step(method: type) -> bool:

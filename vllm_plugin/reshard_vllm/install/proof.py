@@ -12,7 +12,6 @@ repeatable.
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,50 +22,16 @@ from reshard.ids import FQN
 from reshard.session import TensorSpec
 from reshard_vllm.install import checkpoint
 from reshard_vllm.install.aliases import find_aliases
+from reshard_vllm.install.evidence import Class, Proof
+from reshard_vllm.install.fitting import vocabulary_of
 from reshard_vllm.install.postload import Layer, Result, layers_of, rehearse, rehearsed
-from reshard_vllm.install.shadow import Shadow, coverage
+from reshard_vllm.install.shadow import Shadow, constants_of, coverage
 from reshard_vllm.recording.loader_map import LoaderMap, layout_of
 from reshard_vllm.recording.slots import Slot
 
 logger = logging.getLogger(__name__)
 
-Class = Literal["direct", "repacked", "refused"]
-
 _PROBE_ROWS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What was proven of one rank's live parameters.
-
-    Attributes:
-        basis: `checkpoint` (the round trip) or `rehearsal` (no checkpoint to compare with).
-        classes: by slot key.
-        reasons: why a slot is refused.
-        layers: the layers with a post-load step, in vLLM's order, by name.
-        owners: names of the layers that have a slot's storage among their parameters.
-        covered: by slot key, how many elements the engine's own checkpoint fills; None if unknown.
-        order: names of the engine's own checkpoint, in its order; empty if there is none.
-        kept: load-layout values of repacked slots that no checkpoint tensor fills, by slot key.
-        copies: by slot key, names that keep a copy of its elements in load layout, beside it.
-        tied: by slot key, the slot that vLLM tied it to after loading: one live storage for both.
-    """
-
-    basis: Literal["checkpoint", "rehearsal"]
-    classes: Mapping[str, Class]
-    reasons: Mapping[str, str]
-    layers: Mapping[str, Layer]
-    owners: Mapping[str, tuple[str, ...]]
-    covered: Mapping[str, int] | None
-    kept: Mapping[str, torch.Tensor]
-    copies: Mapping[str, tuple[str, ...]]
-    tied: Mapping[str, str]
-    order: tuple[str, ...]
-
-    def in_order(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """The trainer's tensors as the engine's checkpoint would give them: loaders may group."""
-        places = {name: at for at, name in enumerate(self.order)}
-        return tuple(sorted(specs, key=lambda spec: places.get(spec.name, len(places))))
 
 
 def prove(model: torch.nn.Module, config: VllmConfig) -> Proof:
@@ -80,14 +45,13 @@ def prove(model: torch.nn.Module, config: VllmConfig) -> Proof:
         recorded = layout_of(config, specs)
         shadow = Shadow(recorded, recorded.slots, torch.device("cpu"))
         _fill_from_checkpoint(shadow, recorded, model, config)
-        proof = _Prover(model, config, recorded, shadow).from_checkpoint()
-        return replace(proof, order=tuple(spec.name for spec in specs))
+        return _Prover(model, config, recorded, shadow, specs).from_checkpoint()
     recorded = layout_of(config, ())
     shadow = Shadow(recorded, recorded.slots, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     for key in recorded.slots:
         _scatter(shadow.tensor(key), generator)
-    return _Prover(model, config, recorded, shadow).from_rehearsal()
+    return _Prover(model, config, recorded, shadow, ()).from_rehearsal()
 
 
 def _fill_from_checkpoint(
@@ -110,8 +74,15 @@ def _scatter(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 class _Prover:
     def __init__(
-        self, model: torch.nn.Module, config: VllmConfig, recorded: LoaderMap, shadow: Shadow
+        self,
+        model: torch.nn.Module,
+        config: VllmConfig,
+        recorded: LoaderMap,
+        shadow: Shadow,
+        specs: Sequence[TensorSpec],
     ) -> None:
+        self._specs = specs
+        self._model = model
         self._config = config
         self._recorded = recorded
         self._shadow = shadow
@@ -260,6 +231,17 @@ class _Prover:
             elif key not in self._classes:
                 self._classes[key], self._reasons[key] = "refused", reason
 
+    def _unfilled(self, covered: Mapping[str, int] | None) -> list[str]:
+        """Slots that have what their constructor or their step gave them."""
+        buffers = {name for name, _ in self._model.named_buffers(remove_duplicate=False)}
+        return [
+            key
+            for key, kind in self._classes.items()
+            if covered is not None and not covered[key] and key not in self._aliases.tied
+            # Buffers outlive a sleeping engine: vLLM saves them.
+            if kind == "repacked" or (kind == "direct" and key not in buffers)
+        ]
+
     def _proof(
         self, basis: Literal["checkpoint", "rehearsal"], covered: Mapping[str, int] | None
     ) -> Proof:
@@ -274,14 +256,14 @@ class _Prover:
             dict(self._layers),
             {key: tuple(names) for key, names in owners.items()},
             covered,
-            {
-                key: self._shadow.tensor(key).clone()
-                for key, kind in self._classes.items()
-                if kind == "repacked" and covered is not None and not covered[key]
-            },
+            constants_of(self._recorded),
+            {key: self._shadow.tensor(key).clone() for key in self._unfilled(covered)},
             self._aliases.apart,
             self._aliases.tied,
-            (),
+            tuple(spec.name for spec in self._specs),
+            vocabulary_of(
+                self._model, self._config, self._recorded, self._specs, self._aliases.tied
+            ),
         )
 
 

@@ -4,12 +4,13 @@ Coordinate space: a shadow is flat; its element `i` is element `i` of the load-l
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 
 import torch
 
 from reshard.layout.view import StridedView
+from reshard_vllm.recording.landing import slot_of
 from reshard_vllm.recording.loader_map import LoaderMap
 from reshard_vllm.recording.replay import Environment
 from reshard_vllm.recording.slots import Slot
@@ -34,11 +35,10 @@ class Shadow:
         self.stages = {
             stage.key: torch.zeros(prod(stage.shape), dtype=stage.dtype, device=device)
             for stage in recorded.landings.stages
-            if stage.key.rpartition("#")[0] in self._slots
+            if slot_of(stage.key) in self._slots
         }
         for key in self._slots:
-            for note in recorded.landings.constants.get(key, ()):
-                self._run(key, [note])
+            run(recorded.landings.constants.get(key, ()), self._within(key))
 
     @property
     def nbytes(self) -> int:
@@ -64,23 +64,41 @@ class Shadow:
     def compute(self) -> None:
         """Run the loader's arithmetic on what has landed."""
         for key in self._slots:
-            if program := self._landings.programs.get(key):
-                self._run(key, program)
+            run(self._landings.programs.get(key, ()), self._within(key), self._staged)
 
-    def _run(self, key: str, notes: Iterable[Note]) -> None:
-        stages = list(self._landings.stages)
+    def _within(self, key: str) -> Callable[[StridedView], torch.Tensor]:
+        flat = self.flat[key]
+        return lambda view: flat.as_strided(view.shape, view.stride, view.offset)
 
-        def load(ref: Ref) -> torch.Tensor:
-            if ref.kind == "owned":
-                return self.flat[key].as_strided(ref.view.shape, ref.view.stride, ref.view.offset)
-            if ref.constant is not None:
-                return ref.constant
-            return self.stages[stages[ref.storage].key].view(ref.view.shape)
+    def _staged(self, ref: Ref) -> torch.Tensor:
+        return self.stages[self._landings.stages[ref.storage].key].view(ref.view.shape)
 
-        environment = Environment(load)
-        with torch.no_grad():
-            for note in notes:
-                environment.step(note)
+
+def run(
+    notes: Iterable[Note],
+    place: Callable[[StridedView], torch.Tensor],
+    staged: Callable[[Ref], torch.Tensor] | None = None,
+) -> None:
+    """Replay notes that write one slot.
+
+    Args:
+        notes: constants or a program, each standing alone.
+        place: from a view of the slot's load-layout storage to where it is now.
+        staged: what a program's reference to a checkpoint tensor stands for.
+    """
+
+    def load(ref: Ref) -> torch.Tensor:
+        if ref.kind == "owned":
+            return place(ref.view)
+        if ref.constant is not None:
+            return ref.constant
+        assert staged is not None, "constants read no checkpoint tensor"
+        return staged(ref)
+
+    environment = Environment(load)
+    with torch.no_grad():
+        for note in notes:
+            environment.step(note)
 
 
 def _extent(slot: Slot) -> int:
@@ -91,12 +109,19 @@ def _extent(slot: Slot) -> int:
     return slot.offset + last + 1
 
 
-def coverage(recorded: LoaderMap) -> dict[str, int]:
-    """Elements of each slot's parameter that the loader writes, constants included."""
+def coverage(recorded: LoaderMap, *, constants: bool = True) -> dict[str, int]:
+    """Elements of each slot's parameter that the loader writes.
+
+    Args:
+        recorded: the loader's map.
+        constants: whether to count those that it makes of constants alone.
+    """
     written: dict[str, list[StridedView]] = defaultdict(list)
     for landing in recorded.landings.landings:
         written[landing.piece.storage].append(landing.piece.view)
-    notes = (*recorded.landings.constants.items(), *recorded.landings.programs.items())
+    notes = [*recorded.landings.programs.items()]
+    if constants:
+        notes += recorded.landings.constants.items()
     for key, several in notes:
         written[key] += [
             note.written.view
@@ -104,6 +129,16 @@ def coverage(recorded: LoaderMap) -> dict[str, int]:
             if note.written is not None and note.written.kind == "owned"
         ]
     return {key: _marked(slot, written.get(key, ())) for key, slot in recorded.slots.items()}
+
+
+def constants_of(recorded: LoaderMap) -> dict[str, int]:
+    """Elements of each slot's parameter that the loader makes of constants alone, where any."""
+    arriving = coverage(recorded, constants=False)
+    return {
+        key: count - arriving[key]
+        for key, count in coverage(recorded).items()
+        if count > arriving[key]
+    }
 
 
 def _marked(slot: Slot, views: Iterable[StridedView]) -> int:

@@ -10,6 +10,16 @@ from reshard.layout.pieces import Piece
 from reshard_vllm.recording.tape import Note
 
 
+def stage_key(slot: str, number: int) -> str:
+    """Name of the storage of a slot's buffer."""
+    return f"{slot}#{number}"
+
+
+def slot_of(storage: str) -> str:
+    """The slot whose storage, or one of whose buffers, is called `storage`."""
+    return storage.rpartition("#")[0] or storage
+
+
 @dataclass(frozen=True, slots=True)
 class Landing:
     """Elements of one checkpoint tensor, and where they go.
@@ -40,6 +50,21 @@ class Stage:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Checkpoint elements that travel because a computation mixes them with those that are kept.
+
+    Attributes:
+        names: of the checkpoint tensors.
+        operations: that mix.
+        nbytes: more than the parameter's own elements, in the checkpoint's dtype.
+    """
+
+    names: tuple[FQN, ...]
+    operations: tuple[str, ...]
+    nbytes: int
+
+
 @dataclass(slots=True)
 class Landings:
     """What one loader does on one rank.
@@ -49,6 +74,7 @@ class Landings:
         constants: notes that write constants (padding), by parameter, to run before the movement.
         programs: notes to run after the movement, by parameter, in order.
         stages: buffers that the programs read.
+        excess: by parameter, what its program reads beyond the elements that it keeps.
         refused: reason by parameter, of writes that cannot be followed.
     """
 
@@ -56,4 +82,5 @@ class Landings:
     constants: dict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     programs: dict[str, list[Note]] = field(default_factory=lambda: defaultdict(list))
     stages: list[Stage] = field(default_factory=list)
+    excess: dict[str, Excess] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

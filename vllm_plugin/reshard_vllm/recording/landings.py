@@ -16,9 +16,18 @@ from torch.utils._pytree import tree_map
 from reshard.errors import RecordingError
 from reshard.ids import FQN
 from reshard.layout.align import align, align_elements
+from reshard.layout.boxes import union
 from reshard.layout.pieces import Piece
 from reshard.layout.view import StridedView
-from reshard_vllm.recording.landing import Landing, Landings, Stage
+from reshard_vllm.recording.landing import (
+    Excess,
+    Landing,
+    Landings,
+    Stage,
+    slot_of,
+    stage_key,
+)
+from reshard_vllm.recording.narrowing import Narrowed, narrow
 from reshard_vllm.recording.numbers import Followed, Sources, cast_once, follow, is_movement
 from reshard_vllm.recording.overlaps import Write, last_writes, span
 from reshard_vllm.recording.replay import Cones, emptied
@@ -245,10 +254,11 @@ class _Resolver:
                 return leaf
             place = (leaf.storage, leaf.view)
             if place not in staged:
-                staged[place] = self._stage(f"{key}#{len(staged)}", leaf)
+                staged[place] = self._stage(stage_key(key, len(staged)), leaf)
             return staged[place]
 
-        for note in (self._notes[at] for at in steps):
+        narrowed = narrow([self._notes[at] for at in steps])
+        for note in narrowed.notes:
             for ref in note.refs():
                 if ref.kind == "owned" and ref.storage not in self._storages[key]:
                     raise RecordingError(
@@ -256,6 +266,30 @@ class _Resolver:
                     )
             args, kwargs = tree_map(stage, note.args), tree_map(stage, dict(note.kwargs))
             self.found.programs[key].append(replace(note, args=args, kwargs=kwargs))
+        self._note_excess(key, narrowed)
+
+    def _note_excess(self, key: str, narrowed: Narrowed) -> None:
+        """What a program reads whole, for want of a way to cut it down."""
+        written = {
+            n.written.view for n in narrowed.notes if n.written and n.written.kind == "owned"
+        }
+        kept = sum(prod(view.shape) for view in written)
+        stages = {stage.key for stage in self.found.stages if slot_of(stage.key) == key}
+        names, operations, nbytes = [], set[str](), 0
+        for storage, mixing in narrowed.mixing.items():
+            name, whole = self._sources[storage]
+            staged = union(
+                landing.piece.region
+                for landing in self.found.landings
+                if landing.name == name and landing.piece.storage in stages
+            )
+            more = (sum(region.volume for region in staged) - kept) * whole.element_size()
+            if more > 0:
+                names.append(name)
+                operations |= mixing
+                nbytes += more
+        if names:
+            self.found.excess[key] = Excess(tuple(names), tuple(sorted(operations)), nbytes)
 
     def _stage(self, buffer: str, source: Ref) -> Ref:
         name, whole = self._whole(source)

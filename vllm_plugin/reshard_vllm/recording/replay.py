@@ -85,9 +85,15 @@ class Environment:
                     self._keep(ref, output)
 
     def _keep(self, ref: Ref, output: torch.Tensor) -> None:
-        flat = torch.empty(extent(ref), dtype=ref.dtype, device=output.device)
+        before = self._made.get(ref.storage)
+        flat = before
+        if before is None or before.dtype != ref.dtype or before.numel() < extent(ref):
+            flat = torch.empty(extent(ref), dtype=ref.dtype, device=output.device)
+            if before is not None and before.dtype == ref.dtype:
+                flat[: before.numel()] = before  # made part by part
+            self._made[ref.storage] = flat
+        assert flat is not None
         flat.as_strided(ref.view.shape, ref.view.stride, ref.view.offset).copy_(output)
-        self._made[ref.storage] = flat
 
 
 def extent(ref: Ref) -> int:

@@ -12,6 +12,7 @@ import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.model_executor.models.utils import _model_to_pp_missing_layer_names
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ def layer_names_restored(vllm_config: VllmConfig) -> Iterator[None]:
     compilation.static_forward_context.clear()
     compilation.static_all_moe_layers.clear()
     _ROPE_DICT.clear()
+    # vLLM's cache of the layers that a pipeline stage lacks is keyed by the module's id: a new
+    # module can have that of one that was freed.
+    _model_to_pp_missing_layer_names.clear()
     try:
         yield
     finally:

@@ -66,15 +66,18 @@ const inkOn = (rank) => (tones.get(rank)[2] > 52 ? "#14161a" : "#fff");
 const patterns = new Map();
 const patternHome = add(add(document.body, "svg", { width: 0, height: 0, style: "position:absolute" }), "defs");
 
-function fillOf(owners) {
-  // Several owners: stripes of their colours.
+function fillOf(owners, tileWidth, tileHeight) {
+  // Several owners: stripes of their colours. In a narrow tile they run across it, wide enough to
+  // be told apart, where slanted ones would be cut to slivers.
   if (owners.length === 1) return colour(owners[0]);
-  const key = owners.join("-");
+  const narrow = Math.min(tileWidth, tileHeight) < 18 && Math.max(tileWidth, tileHeight) > 60;
+  const angle = !narrow ? 45 : tileWidth > tileHeight ? 0 : 90;
+  const key = `${angle}:${owners.join("-")}`;
   if (!patterns.has(key)) {
-    const width = owners.length > 16 ? 4 : 8;
+    const width = owners.length > 16 ? 4 : narrow ? 20 : 8;
     const id = `owners${patterns.size}`;
     const pattern = add(patternHome, "pattern", {
-      id, width: width * owners.length, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)",
+      id, width: width * owners.length, height: 8, patternUnits: "userSpaceOnUse", patternTransform: `rotate(${angle})`,
     });
     owners.forEach((rank, i) => add(pattern, "rect", { x: i * width, width: width + 0.5, height: 8, fill: colour(rank) }));
     patterns.set(key, `url(#${id})`);
@@ -143,9 +146,10 @@ function header() {
   const bar = document.getElementById("ranks");
   if (plan.sources.length + plan.destinations.length > 40) bar.classList.add("many");
   for (const [word, loads] of [["sources", plan.sources], ["destinations", plan.destinations]]) {
-    add(bar, "span", { class: "side" }, word);
+    const chips = add(bar, "div", { class: "chips" });
+    add(chips, "span", { class: "side" }, word);
     for (const [rank] of loads) {
-      const chip = add(bar, "button", {
+      const chip = add(chips, "button", {
         class: "chip", "data-rank": rank, "aria-pressed": "false", title: `show rank ${rank} only`,
         style: `background:${colour(rank)};color:${inkOn(rank)}`,
       }, rank);
@@ -390,7 +394,7 @@ class Picture {
     for (const [x, y, width, height] of rectangles) {
       const thin = Math.min(width, height) < 5;
       const tile = add(this.tiles, "rect", {
-        class: thin ? "tile thin" : "tile", x, y, width, height, fill: fillOf(owners), "data-ranks": ranks,
+        class: thin ? "tile thin" : "tile", x, y, width, height, fill: fillOf(owners, width, height), "data-ranks": ranks,
       });
       explain(tile, text, enter, leave);
       if (owners.length === 1) tile.addEventListener("click", () => choose(owners[0]));

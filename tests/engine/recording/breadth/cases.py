@@ -26,6 +26,7 @@ class Case:
         overrides: of the shrunk configuration.
         edits: of config.json.
         renames: of tensors in the checkpoint, prefix by prefix.
+        transposed: ends of names whose last two dims published checkpoints have the other way.
         options: further engine arguments.
         stages: whether to try pipeline parallel too.
     """
@@ -36,6 +37,7 @@ class Case:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     edits: Mapping[str, Any] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
+    transposed: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     stages: bool = False
 
@@ -57,6 +59,9 @@ _TOWER: Final = {"model.vision_tower.": "vision_tower.vision_model.",
                  "vision_tower.pre_layrnorm": "vision_tower.vision_model.pre_layrnorm",
                  "vision_tower.head": "vision_tower.vision_model.head"}  # fmt: skip
 
+_LFM2: Final = {"block_dim": 128, "conv_dim": 128, "block_multiple_of": 256,
+                "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0}  # fmt: skip
+
 _DENSE: Final = [
     Case("LlamaForCausalLM", "dense", stages=True),
     Case("Llama, vocabulary 101", "dense", "LlamaForCausalLM", {"vocab_size": 101}),
@@ -72,7 +77,8 @@ _DENSE: Final = [
     Case("Gemma2ForCausalLM", "dense", stages=True),
     Case("Gemma3ForCausalLM", "dense", stages=True),
     Case("Gemma3TextModel", "encoder"),
-    Case("Gemma4ForCausalLM", "dense", overrides={"per_layer_config": None}),
+    Case("Gemma4ForCausalLM", "dense", overrides={"per_layer_config": None},
+         edits={"global_head_dim": 32}),
     Case("GraniteForCausalLM", "dense"),
     Case("GraniteSWAForCausalLM", "dense"),
     Case("CohereForCausalLM", "dense"),
@@ -83,7 +89,8 @@ _DENSE: Final = [
     Case("HyperCLOVAXForCausalLM", "dense"),
     Case("ApertusForCausalLM", "dense"),
     Case("HrmTextForCausalLM", "dense"),
-    Case("NemotronForCausalLM", "dense", edits={"head_dim": 32}),
+    Case("NemotronForCausalLM", "dense", overrides={"num_key_value_heads": 2},
+         edits={"head_dim": 32, "partial_rotary_factor": 0.5}),
     Case("StableLmForCausalLM", "dense"),
     Case("Phi3ForCausalLM", "dense", stages=True),
     Case("OPTForCausalLM", "dense"),
@@ -117,13 +124,22 @@ _MOE: Final = [
     Case("DeepSeek-V2, dense layers", "MLA", "DeepseekV2ForCausalLM", {"first_k_dense_replace": 2}),
     Case("DeepseekV3ForCausalLM", "MoE", edits={"topk_method": "noaux_tc"}),
     Case("AXK1ForCausalLM", "MoE", overrides={"first_k_dense_replace": 0}),
-    Case("AfmoeForCausalLM", "MoE", edits={"score_func": "sigmoid", "route_norm": True}),
-    Case("MiniMaxM2ForCausalLM", "MoE"),
-    Case("MiMoV2FlashForCausalLM", "MoE"),
-    Case("HYV3ForCausalLM", "MoE", edits={"first_k_dense_replace": 1}),
+    Case("AfmoeForCausalLM", "MoE",
+         edits={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}),
+    Case("MiniMaxM2ForCausalLM", "MoE",
+         edits={"rotary_dim": 32, "scoring_func": "sigmoid", "use_routing_bias": True}),
+    Case("MiMoV2FlashForCausalLM", "MoE",
+         edits={"layernorm_epsilon": 1e-6, "hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1],
+                "swa_head_dim": 32, "swa_v_head_dim": 32, "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 2, "sliding_window_size": 64,
+                "scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
+    Case("HYV3ForCausalLM", "MoE",
+         edits={"first_k_dense_replace": 1, "expert_hidden_dim": 64, "route_norm": True,
+                "qk_norm": True}),
     Case("LagunaForCausalLM", "MoE", overrides={"num_attention_heads_per_layer": [4, 4]}),
     Case("LongcatFlashForCausalLM", "MoE",
-         edits={"mla_scale_q_lora": True, "mla_scale_kv_lora": True}),
+         edits={"mla_scale_q_lora": True, "mla_scale_kv_lora": True,
+                "zero_expert_type": "identity", "zero_expert_num": 2}),
     Case("OpenAIPrivacyFilterForTokenClassification", "MoE"),
 ]  # fmt: skip
 
@@ -142,7 +158,7 @@ _STATE_SPACE: Final = [
                     "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
                     "attention_hidden_size": 256, "attention_head_dim": 64}),
     Case("NemotronHForCausalLM", "hybrid"),
-    Case("Lfm2ForCausalLM", "hybrid"),
+    Case("Lfm2ForCausalLM", "hybrid", edits=_LFM2),
     Case("Lfm2MoeForCausalLM", "hybrid",
          overrides={"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}),
     Case("Qwen3NextForCausalLM", "hybrid", overrides={"num_hidden_layers": 4}),
@@ -161,14 +177,14 @@ _ENCODERS: Final = [
     Case("RobertaForMaskedLM", "encoder"),
     Case("RobertaForSequenceClassification", "encoder"),
     Case("RobertaForTokenClassification", "encoder"),
-    Case("XLMRobertaModel", "encoder"),
+    Case("XLMRobertaModel", "encoder", edits={"position_embedding_type": "absolute"}),
     Case("XLMRobertaForSequenceClassification", "encoder"),
     Case("XLMRobertaForTokenClassification", "encoder"),
     Case("ModernBertModel", "encoder"),
     Case("ModernBertForSequenceClassification", "encoder"),
     Case("ModernBertForTokenClassification", "encoder"),
-    Case("NomicBertModel", "encoder"),
-    Case("Qwen2Model", "encoder"),
+    Case("NomicBertModel", "encoder", edits={"activation_function": "swiglu"}),
+    Case("Qwen2Model", "encoder", renames={"": "model."}),
     Case("GPT2ForSequenceClassification", "encoder"),
 ]
 
@@ -183,9 +199,11 @@ _MULTIMODAL: Final = [
     Case("Gemma4ForConditionalGeneration", "multimodal",
          overrides={"text_config.per_layer_config": None}),
     Case("Glm4vForConditionalGeneration", "multimodal"),
-    Case("Glm4vMoeForConditionalGeneration", "multimodal"),
+    Case("Glm4vMoeForConditionalGeneration", "multimodal",
+         edits={"text_config.head_dim": 32, "text_config.use_qk_norm": False}),
     Case("GlmOcrForConditionalGeneration", "multimodal"),
-    Case("GlmAsrForConditionalGeneration", "multimodal"),
+    Case("GlmAsrForConditionalGeneration", "multimodal",
+         renames={"language_model.model.": "language_model."}),
     Case("Idefics3ForConditionalGeneration", "multimodal"),
     Case("SmolVLMForConditionalGeneration", "multimodal"),
     Case("InternVLForConditionalGeneration", "multimodal"),
@@ -197,11 +215,15 @@ _MULTIMODAL: Final = [
     Case("Qwen2VLForConditionalGeneration", "multimodal"),
     Case("Qwen2_5_VLForConditionalGeneration", "multimodal"),
     Case("Qwen3VLForConditionalGeneration", "multimodal"),
-    Case("Qwen3VLMoeForConditionalGeneration", "multimodal"),
+    Case("Qwen3VLMoeForConditionalGeneration", "multimodal",
+         edits={"text_config.norm_topk_prob": True},
+         transposed=(".experts.gate_up_proj", ".experts.down_proj")),
     Case("Qwen3_5ForConditionalGeneration", "multimodal"),
     Case("Qwen3_5MoeForConditionalGeneration", "multimodal"),
-    Case("Qwen2AudioForConditionalGeneration", "multimodal"),
-    Case("VoxtralForConditionalGeneration", "multimodal"),
+    Case("Qwen2AudioForConditionalGeneration", "multimodal",
+         renames={"language_model.model.": "language_model."}),
+    Case("VoxtralForConditionalGeneration", "multimodal",
+         edits={"audio_config.downsample_factor": 4}),
 ]  # fmt: skip
 
 _BACKEND: Final = [

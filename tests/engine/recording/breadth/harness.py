@@ -14,7 +14,8 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import msgspec
@@ -36,11 +37,37 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 _SECONDS = 300.0
 
 
-class _Pools:
-    """Rank processes of one and of two ranks, started when asked for, and again after a crash."""
+class Pools:
+    """Rank processes of one and of two ranks, and one that writes checkpoints.
+
+    Started when asked for, and again after a crash.
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, RankPool] = {}
+        self._builder: ProcessPoolExecutor | None = None
+
+    def build(self, case: Case, folder: Path) -> str:
+        """Write the checkpoint of a case; the error text, or nothing."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if self._builder is None:
+            # Not forked: this process may have threads.
+            context = multiprocessing.get_context("spawn")
+            self._builder = ProcessPoolExecutor(1, mp_context=context)
+        try:
+            return self._builder.submit(_write_checkpoint, case, folder).result(_SECONDS)
+        except (BrokenProcessPool, TimeoutError) as error:
+            self._end_builder()
+            return f"the process died: {type(error).__name__}"
+
+    def _end_builder(self) -> None:
+        if self._builder is None:
+            return
+        for process in list(self._builder._processes.values()):
+            process.kill()
+        self._builder.shutdown(wait=True, cancel_futures=True)
+        self._builder = None
 
     def run(self, size: int, request: Request) -> Sequence[RankReport]:
         if size not in self._open:
@@ -54,6 +81,7 @@ class _Pools:
             return [RankReport(0, error=f"the process died: {str(error).splitlines()[-1]}")]
 
     def close(self) -> None:
+        self._end_builder()
         for pool in self._open.values():
             pool.close()
 
@@ -75,11 +103,11 @@ def layouts(case: Case) -> Iterator[tuple[str, int, Request]]:
         yield "pp2", 2, replace(base, pipeline_parallel=2)
 
 
-def run(case: Case, pools: _Pools, wanted: Sequence[str]) -> Result:
+def run(case: Case, pools: Pools, wanted: Sequence[str]) -> Result:
     """Build and inspect one case."""
     began = time.monotonic()
     outcomes: dict[str, Outcome] = {}
-    if fault := _build(case):
+    if fault := pools.build(case, FOLDER / case.name):
         outcomes["tp1"] = Outcome("not built", fault)
         return Result(case.name, case.kind, "", outcomes, time.monotonic() - began)
     vllm_class = ""
@@ -93,32 +121,13 @@ def run(case: Case, pools: _Pools, wanted: Sequence[str]) -> Result:
     return Result(case.name, case.kind, vllm_class, outcomes, time.monotonic() - began)
 
 
-def _build(case: Case) -> str:
-    """Write the checkpoint in a forked process; the error text, or nothing."""
-    folder = FOLDER / case.name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_write_checkpoint, args=(case, folder, sender))
-    process.start()
-    sender.close()
-    try:
-        fault: str = receiver.recv() if receiver.poll(_SECONDS) else "no checkpoint in time"
-    except EOFError:
-        fault = "the process died"
-    process.kill()
-    process.join()
-    return fault
-
-
-def _write_checkpoint(case: Case, folder: Path, sender: Connection) -> None:
+def _write_checkpoint(case: Case, folder: Path) -> str:
+    """In the builder's process: the error text, or nothing."""
     try:
         make_tiny(folder, case.model_class, case.overrides, case.edits, case.renames)
     except Exception as error:
-        sender.send(f"{type(error).__name__}: {error}")
-    else:
-        sender.send("")
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def main() -> None:
@@ -132,7 +141,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     FOLDER.mkdir(parents=True, exist_ok=True)
     results = _read()
-    pools = _Pools()
+    pools = Pools()
     try:
         for case in () if arguments.table else CASES:
             skip = arguments.missing and case.name in results

@@ -104,6 +104,7 @@ def make_tiny(
     overrides: Overrides,
     config_edits: Overrides,
     renames: Mapping[str, str] = {},
+    transposed: tuple[str, ...] = (),
 ) -> tuple[TensorSpec, ...]:
     """Write an index-coded checkpoint (coding 0) of a shrunk model; returns its tensors."""
     config = tiny_config(model_class, overrides)
@@ -115,13 +116,18 @@ def make_tiny(
     _merge(plain, config_edits)
     plain.setdefault("architectures", [model_class])
     path.write_text(json.dumps(plain))
-    return code_checkpoint(folder, renames)
+    return code_checkpoint(folder, renames, transposed)
 
 
-def code_checkpoint(folder: Path, renames: Mapping[str, str] = {}) -> tuple[TensorSpec, ...]:
+def code_checkpoint(
+    folder: Path, renames: Mapping[str, str] = {}, transposed: tuple[str, ...] = ()
+) -> tuple[TensorSpec, ...]:
     """Replace every value of a checkpoint of one file by index codes."""
     path = folder / "model.safetensors"
     tensors = {_renamed(name, renames): tensor for name, tensor in load_file(path).items()}
+    for name in tensors:
+        if name.endswith(transposed):
+            tensors[name] = tensors[name].transpose(-1, -2)
     specs = tuple(
         TensorSpec(name, tuple(tensor.shape), parse_dtype(str(tensor.dtype)))
         for name, tensor in tensors.items()

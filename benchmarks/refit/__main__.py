@@ -1,0 +1,5 @@
+"""Run as `python -m benchmarks.refit`."""
+
+from benchmarks.refit.command import main
+
+main(prog_name="python -m benchmarks.refit")

@@ -1,0 +1,1 @@
+"""Refits that cannot be run here: published models, their layouts, and a stated cost model."""
