@@ -209,7 +209,10 @@ class Connection:
                 if not self._outbox:
                     return
                 frame = self._outbox.popleft()
-            self._socket.send(frame)
+            if not self._send(frame):
+                # It is still pending: sent again once the board answers, failed when it does not.
+                self._lose("connection lost")
+                return
 
     def _receive(self) -> None:
         while True:
@@ -242,7 +245,19 @@ class Connection:
         if self.condition == "connected":
             with self._lock:
                 number = self._last_number + 1
-            self._socket.send(encode(Request(number, number - 1, Leave())))
+            self._send(encode(Request(number, number - 1, Leave())))
+
+    def _send(self, frame: bytes) -> bool:
+        """Whether libzmq took the frame.
+
+        Where a handshake was turned down it takes none, for good, before its event is read: a send
+        that waits would never return.
+        """
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _release(self) -> None:
         self._socket.disable_monitor()

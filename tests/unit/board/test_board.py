@@ -1,5 +1,6 @@
 """A live board: values, waits, admission, addresses, connections that break."""
 
+import contextlib
 import logging
 import socket
 import threading
@@ -186,7 +187,9 @@ def test_no_other_mechanism_gets_in(server: BoardServer, mechanism: str) -> None
     if mechanism == "plain":
         dealer.plain_username, dealer.plain_password = b"user", b"password"
     dealer.connect(server.invitation.address)
-    dealer.send(b"let me in")
+    # The board may have turned the connection down by now: then libzmq takes nothing to send.
+    with contextlib.suppress(zmq.Again):
+        dealer.send(b"let me in", zmq.NOBLOCK)
     assert dealer.poll(300) == 0
     dealer.close()
     context.term()

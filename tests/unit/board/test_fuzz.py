@@ -44,6 +44,7 @@ def bench() -> Iterator[Bench]:
         dealer.curve_publickey = server.invitation.client_key.encode()
         dealer.curve_secretkey = server.invitation.client_secret.encode()
         dealer.linger = 0
+        dealer.sndtimeo = 20_000
         dealer.connect(server.invitation.address)
         yield Bench(server, client, dealer)
         dealer.close()

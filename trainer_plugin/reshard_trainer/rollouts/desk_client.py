@@ -116,8 +116,7 @@ class RemoteDesk:
         self._end = self._end or f"the connection to the desk {self.address} was closed"
         self._fail(PeerError(self._end))
         number = next(self._numbers)
-        with contextlib.suppress(zmq.ZMQError):
-            await self._socket.send(encode(DeskRequest(number, number - 1, Leave())), zmq.NOBLOCK)
+        await self._send(encode(DeskRequest(number, number - 1, Leave())))
         self._release()
 
     def _connect(self, invitation: Invitation) -> None:
@@ -145,7 +144,7 @@ class RemoteDesk:
             raise PeerError(self._end)
         self._pending[number] = (frame, answer)
         try:
-            await self._socket.send(frame)
+            await self._send(frame)
             reply = await answer
         finally:
             del self._pending[number]
@@ -181,7 +180,17 @@ class RemoteDesk:
                 )
                 self._heard_at = now()
             for frame, _ in tuple(self._pending.values()):
-                await self._socket.send(frame)
+                await self._send(frame)
+
+    async def _send(self, frame: bytes) -> None:
+        """Hand a frame to libzmq, if it takes it.
+
+        Once the desk has turned the connection down for good, libzmq takes no more frames, and a
+        send that waits never returns. What was not taken goes out with `_insist`, which also
+        notices that nobody answers.
+        """
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send(frame, zmq.NOBLOCK)
 
     def _fail(self, error: Exception) -> None:
         for _, answer in self._pending.values():
