@@ -323,10 +323,10 @@ def prove(before: Evidence, refitted: Evidence, cold: Evidence) -> list[tuple[st
 def running(
     command: Sequence[str], log: Path | None = None, **env: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a session of its own; end all its processes at exit."""
+    """Run a command in a process group of its own; end all its processes at exit."""
     output = log.open("wb") if log else None
     process = subprocess.Popen(
-        command, stdout=output, stderr=output, env={**os.environ, **env}, start_new_session=True
+        command, stdout=output, stderr=output, env={**os.environ, **env}, process_group=0
     )
     try:
         yield process

@@ -1,8 +1,11 @@
 """Processes that a test starts: always ended, by their group, and looked for afterwards.
 
-Every process started here leads a session and carries a label in its environment. By the two, what
-survives kill -9 of its parent (as vLLM's workers do) is found: a process that renames itself
-overwrites its environment, one that starts a session of its own keeps it.
+Every process started here leads a process group and carries a label in its environment. By the
+two, what survives kill -9 of its parent (as vLLM's workers do) is found: a process that renames
+itself overwrites its environment, one that starts a group of its own keeps it.
+
+They stay in the session of the tests: Linux shares the processors out between sessions first
+(`sched_autogroup_enabled`), and a vLLM whose ranks poll would get as much as all trainer ranks.
 """
 
 import os
@@ -39,7 +42,7 @@ class Started:
         return [
             pid
             for pid in _pids()
-            if _session(pid) == leader or label in _read(pid, "environ").split(b"\0")
+            if _group(pid) == leader or label in _read(pid, "environ").split(b"\0")
         ]
 
     def shared_memory(self) -> set[Path]:
@@ -69,7 +72,7 @@ def started(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **env, LABEL: label},
-            start_new_session=True,
+            process_group=0,
         )
     tree = Started(process, label, log)
     try:
@@ -122,10 +125,10 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def _session(pid: int) -> int | None:
-    """Session of a living process; None for one that has ended, or waits to be reaped."""
+def _group(pid: int) -> int | None:
+    """Process group of a living process; None for one that has ended, or waits to be reaped."""
     state = _read(pid, "stat").rpartition(b")")[2].split()
-    return int(state[3]) if state and state[0] != b"Z" else None
+    return int(state[2]) if state and state[0] != b"Z" else None
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -49,6 +49,7 @@ class EngineSpec:
         flags: how reshard is switched on: `RESHARD_FLAG`, `EXTENSION_FLAG`, or nothing.
         arguments: more of vLLM's arguments.
         env: changes to the environment, as pairs.
+        one_cpu: keep it to one CPU, and leave the other one to the trainer.
     """
 
     model: Path
@@ -57,6 +58,7 @@ class EngineSpec:
     flags: tuple[str, ...] = RESHARD_FLAG
     arguments: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    one_cpu: bool = True
 
     def command(self, port: int) -> list[str]:
         """The command line of the server."""
@@ -206,7 +208,8 @@ def vllm_server(spec: EngineSpec, logs: Path) -> Iterator[VllmServer]:
         ):
             healthy = _wait_for_health(tree, client)
             if healthy:
-                _keep_to_one_cpu(tree)
+                if spec.one_cpu:
+                    _keep_to_one_cpu(tree)
                 yield VllmServer(f"http://127.0.0.1:{port}", spec, tree, client)
                 return
             taken = PORT_TAKEN in log.read_text(errors="replace").lower()
