@@ -65,7 +65,7 @@ def benchmark(shape: Shape, rounds: int, *, only: tuple[str, ...] = ()) -> dict[
                 *("--worker-extension-cls", "benchmarks.refit.engine_side.BenchmarkExtension"),
             ),
             env=PLAIN_LINEARS,
-            one_cpu=False,
+            apart=False,
         )
         with vllm_server(spec, folder / "logs") as server:
             by_rank = run_ranks(

@@ -3,9 +3,6 @@
 Every process started here leads a process group and carries a label in its environment. By the
 two, what survives kill -9 of its parent (as vLLM's workers do) is found: a process that renames
 itself overwrites its environment, one that starts a group of its own keeps it.
-
-They stay in the session of the tests: Linux shares the processors out between sessions first
-(`sched_autogroup_enabled`), and a vLLM whose ranks poll would get as much as all trainer ranks.
 """
 
 import os
@@ -58,11 +55,24 @@ class Started:
 
 @contextmanager
 def started(
-    command: Sequence[str], *, log: Path, env: Mapping[str, str], grace_seconds: float = 20
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str],
+    grace_seconds: float = 20,
+    own_session: bool = True,
 ) -> Iterator[Started]:
     """Start a command as the leader of its own process group; end the whole tree at exit.
 
     First SIGTERM, then, after `grace_seconds`, SIGKILL to whatever carries the label.
+
+    Args:
+        command: what to start.
+        log: where its output goes.
+        env: changes to the environment.
+        grace_seconds: from SIGTERM to SIGKILL.
+        own_session: Linux shares the processors out between sessions first
+            (`sched_autogroup_enabled`); without one, its processes are scheduled as the caller's.
     """
     label = uuid.uuid4().hex
     with log.open("wb") as output:
@@ -72,7 +82,8 @@ def started(
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **env, LABEL: label},
-            process_group=0,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
     tree = Started(process, label, log)
     try:

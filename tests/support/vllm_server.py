@@ -49,7 +49,8 @@ class EngineSpec:
         flags: how reshard is switched on: `RESHARD_FLAG`, `EXTENSION_FLAG`, or nothing.
         arguments: more of vLLM's arguments.
         env: changes to the environment, as pairs.
-        one_cpu: keep it to one CPU, and leave the other one to the trainer.
+        apart: keep it to one CPU, in a session of its own, and leave the other one to the trainer;
+            else it shares all with the trainer, process by process.
     """
 
     model: Path
@@ -58,7 +59,7 @@ class EngineSpec:
     flags: tuple[str, ...] = RESHARD_FLAG
     arguments: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    one_cpu: bool = True
+    apart: bool = True
 
     def command(self, port: int) -> list[str]:
         """The command line of the server."""
@@ -203,12 +204,12 @@ def vllm_server(spec: EngineSpec, logs: Path) -> Iterator[VllmServer]:
         environment = CPU_ENVIRONMENT | dict(spec.env)
         with (
             _without_segments(log),
-            started(spec.command(port), log=log, env=environment) as tree,
+            started(spec.command(port), log=log, env=environment, own_session=spec.apart) as tree,
             httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=CALL_SECONDS) as client,
         ):
             healthy = _wait_for_health(tree, client)
             if healthy:
-                if spec.one_cpu:
+                if spec.apart:
                     _keep_to_one_cpu(tree)
                 yield VllmServer(f"http://127.0.0.1:{port}", spec, tree, client)
                 return
