@@ -6,7 +6,7 @@ control calls, a signal has no wrong bytes.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tests.faults.strikes import Kind
 
@@ -29,21 +29,8 @@ Transport = Literal["gloo", "shm"]
 Install = Literal["staged", "in_place"]
 Part = Literal["", "first", "middle", "last"]
 
-PHASES: tuple[Phase, ...] = (
-    "describe",
-    "plan",
-    "bootstrap",
-    "begin",
-    "snapshot",
-    "transfer",
-    "verify",
-    "pause",
-    "commit",
-    "finish",
-    "reset",
-    "resume",
-)
-VICTIMS: tuple[Victim, ...] = ("trainer rank 0", "trainer rank 1", "engine rank 1", "engine")
+PHASES: tuple[Phase, ...] = get_args(Phase)
+VICTIMS: tuple[Victim, ...] = get_args(Victim)
 KINDS: tuple[Kind, ...] = ("exception", "kill", "stop", "cut", "wrong")
 WAYS: tuple[tuple[Transport, Install], ...] = (
     ("gloo", "staged"),
